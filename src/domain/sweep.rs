@@ -1,0 +1,1 @@
+//! Which live sessions to put away. Live sessions in, plan out.

@@ -1,0 +1,286 @@
+//! Harnesses: agent runtimes behind one interface. An adapter translates one kind of runtime to it and knows nothing of
+//! rows, tenants or HTTP; the service drives all of them alike.
+//!
+//! A [`Harness`] makes [`HarnessSession`]s. What a session does comes back through one ordered channel of
+//! [`HarnessEvent`]s, so that updates and the end of a turn can never overtake each other.
+
+pub mod acp;
+mod registry;
+pub mod scripted;
+
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use serde::Serialize;
+use serde_json::Value;
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+
+pub use self::registry::{HarnessConfig, Registry, RegistryError};
+use crate::domain::approval::{ApprovalOption, Decision, PermissionMode};
+use crate::domain::event::Output;
+use crate::domain::turn::{Failure, Prompt};
+use crate::ids::{SessionId, TurnId};
+
+/// How many events wait between a harness and its driver. A full channel makes the harness wait: that is the back-pressure.
+pub const EVENT_QUEUE: usize = 256;
+
+/// What becomes of an approval whose process has died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ApprovalRecovery {
+    /// A new process stands at the very call that asked: the decision is delivered there.
+    Exact,
+    /// A new process asks again: the decision goes to the first call with the same tool and input digest.
+    Reask,
+    /// It cannot be told; the approval is orphaned.
+    None,
+}
+
+/// What a harness can do. What it cannot is refused with a clear code, never skipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Capabilities {
+    /// Runs its tools in a sandbox of its own.
+    pub sandbox: bool,
+    /// A conversation can go on in a new process.
+    pub resumable: bool,
+    /// Asks before it acts.
+    pub approvals: bool,
+    /// Takes tools of the host.
+    pub host_tools: bool,
+    /// Reports the files it changes.
+    pub file_events: bool,
+    /// A decision may change the tool's input.
+    pub edited_input: bool,
+    /// Takes system instructions.
+    pub instructions: bool,
+    /// What becomes of an approval whose process has died.
+    pub approval_recovery: ApprovalRecovery,
+}
+
+/// Whether a harness can be started on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Availability {
+    /// It can.
+    Available,
+    /// It cannot.
+    Missing {
+        /// What is missing.
+        why: String,
+        /// What to do about it.
+        install: Option<String>,
+    },
+}
+
+/// An agent runtime.
+#[async_trait]
+pub trait Harness: Send + Sync {
+    /// Its name in the API and in the configuration.
+    fn name(&self) -> &str;
+    /// Its name for people.
+    fn label(&self) -> &str;
+    /// One sentence about it.
+    fn description(&self) -> &str;
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+    /// Whether it can be started here. Cheap; looks at the machine anew each time.
+    fn availability(&self) -> Availability;
+
+    /// Checks a session's settings and gives them back complete, with defaults filled in. Unknown keys are refused.
+    ///
+    /// # Errors
+    /// All complaints, in words that name the key.
+    fn validate(&self, settings: &Value) -> Result<Value, Vec<String>>;
+
+    /// Starts a runtime for one session, from `options.resume` where there is one.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left running then.
+    async fn start(&self, options: StartOptions) -> Result<Started, StartError>;
+}
+
+/// Everything that a runtime is started with: the same for the first process of a session and for each that follows.
+#[derive(Clone, Debug)]
+pub struct StartOptions {
+    /// The session.
+    pub session_id: SessionId,
+    /// Absolute; exists.
+    pub workspace: PathBuf,
+    /// A directory of the session's own, outside the workspace, for what the runtime keeps on disk. Absolute; exists.
+    pub state_dir: PathBuf,
+    /// System instructions.
+    pub instructions: Option<String>,
+    /// The session's permission mode. The service answers permissions; a runtime needs it only to choose what it asks.
+    pub permission_mode: PermissionMode,
+    /// As [`Harness::validate`] gave them back.
+    pub settings: Value,
+    /// What [`HarnessEvent::Checkpoint`] or [`HarnessSession::detach`] gave last.
+    pub resume: Option<Value>,
+}
+
+/// A runtime that has started.
+pub struct Started {
+    /// Its controls.
+    pub session: Box<dyn HarnessSession>,
+    /// What it does, in order.
+    pub events: mpsc::Receiver<HarnessEvent>,
+    /// How it relates to the conversation so far.
+    pub continuity: Continuity,
+    /// The runtime's own id of the conversation.
+    pub native_id: Option<String>,
+}
+
+/// How a new process relates to the conversation so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Continuity {
+    /// There was nothing to take up.
+    New,
+    /// It stands exactly where the last one stood, in mid-turn where that was in mid-turn.
+    Exact,
+    /// It knows the conversation up to the last completed step; a turn that was at work is not going on.
+    Restored,
+    /// It could not take the conversation up and starts empty.
+    Lost {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A prompt on its way to a runtime.
+#[derive(Clone, Debug)]
+pub struct TurnInput {
+    /// The turn.
+    pub turn_id: TurnId,
+    /// What was said.
+    pub prompt: Prompt,
+}
+
+/// A decision on its way to a runtime.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The runtime's own id of the question, as in [`ApprovalRequest::native_id`].
+    pub native_id: String,
+    /// Yes or no; an expired question is a no.
+    pub decision: Decision,
+    /// The option that carries it out, where the runtime offered one.
+    pub option_id: Option<String>,
+    /// The decider's words.
+    pub reason: Option<String>,
+    /// The input that the tool gets instead.
+    pub edited_input: Option<Value>,
+}
+
+/// The controls of a live runtime. Dropping them ends the runtime at once, whatever it does.
+#[async_trait]
+pub trait HarnessSession: Send + Sync {
+    /// Gives a prompt to the runtime and returns when it has been handed over, not when the turn has ended:
+    /// that is [`HarnessEvent::TurnEnded`]. The service calls it only while no turn is at work.
+    ///
+    /// # Errors
+    /// When the runtime cannot be reached or refuses; the turn has failed then.
+    async fn prompt(&self, turn: TurnInput) -> Result<(), HarnessError>;
+
+    /// Answers a question and returns when the runtime has the answer.
+    ///
+    /// # Errors
+    /// When the runtime cannot be reached, or does not know the question.
+    async fn answer(&self, answer: Answer) -> Result<(), HarnessError>;
+
+    /// Asks the runtime to end the turn at work, open questions included. The turn still ends with [`HarnessEvent::TurnEnded`].
+    ///
+    /// # Errors
+    /// When the runtime cannot be reached.
+    async fn cancel(&self) -> Result<(), HarnessError>;
+
+    /// What a later process needs to take the conversation up; `None` when the runtime has nothing to give.
+    /// Called while no turn is at work; [`HarnessSession::stop`] follows.
+    ///
+    /// # Errors
+    /// When the runtime cannot be reached.
+    async fn detach(&self) -> Result<Option<Value>, HarnessError>;
+
+    /// Ends the runtime and all it started, gently at first, and returns when nothing of it is left. May be called twice.
+    async fn stop(&self);
+}
+
+/// A question of the runtime that a person answers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApprovalRequest {
+    /// The runtime's own id; unique only within this process of it.
+    pub native_id: String,
+    /// The tool's name.
+    pub tool: String,
+    /// The question in words.
+    pub title: String,
+    /// The agent's label: read, edit, delete, move, search, execute, think, fetch, other.
+    pub kind: String,
+    /// What the tool would get, whole.
+    pub input: Value,
+    /// The answers on offer; empty when the runtime takes a plain yes or no.
+    pub options: Vec<ApprovalOption>,
+}
+
+/// What a runtime does.
+#[derive(Debug)]
+pub enum HarnessEvent {
+    /// It puts something out. May come outside a turn.
+    Output(Output),
+    /// It asks a person and waits. May come outside a turn.
+    ApprovalRequested(ApprovalRequest),
+    /// It does not wait for the answer any more.
+    ApprovalWithdrawn {
+        /// The runtime's own id of the question.
+        native_id: String,
+    },
+    /// A new state to resume from. `durable` is told when it is stored: a runtime that must not do a thing twice
+    /// waits for that before it does the thing.
+    Checkpoint {
+        /// The state; `None` from when on there is nothing to resume from.
+        state: Option<Value>,
+        /// Told when the state is stored; dropped when it could not be.
+        durable: Option<oneshot::Sender<()>>,
+    },
+    /// The turn is over.
+    TurnEnded(TurnOutcome),
+    /// The runtime is gone; nothing follows.
+    Exited(Failure),
+}
+
+/// How the runtime says that a turn ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TurnOutcome {
+    /// In the ordinary way, with the runtime's own word for why.
+    Completed {
+        /// end_turn, max_tokens, refusal, …
+        stop_reason: String,
+    },
+    /// With an error.
+    Failed(Failure),
+    /// Because it was cancelled.
+    Cancelled,
+}
+
+/// A runtime could not be started.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum StartError {
+    /// What it needs is not there: `harness_unavailable`.
+    #[error("{}", .0.message)]
+    Unavailable(Failure),
+    /// It was there and failed, or took too long.
+    #[error("{}", .0.message)]
+    Failed(Failure),
+}
+
+impl StartError {
+    /// The code and words for the session's record.
+    pub fn failure(&self) -> &Failure {
+        match self {
+            Self::Unavailable(failure) | Self::Failed(failure) => failure,
+        }
+    }
+}
+
+/// A live runtime did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{}", .0.message)]
+pub struct HarnessError(pub Failure);

@@ -1,0 +1,6 @@
+#![doc = include_str!("ARCHITECTURE.md")]
+
+pub mod clock;
+pub mod domain;
+pub mod harness;
+pub mod ids;
