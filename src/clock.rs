@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use tokio::sync::watch;
 
 /// A moment: milliseconds since the Unix epoch, UTC. Stored as such; shown as RFC 3339 with milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub i64);
 
 impl Timestamp {

@@ -4,3 +4,4 @@ pub mod clock;
 pub mod domain;
 pub mod harness;
 pub mod ids;
+pub mod store;

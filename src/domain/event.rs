@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::approval::Approval;
 use super::scope::named_values;
 use super::session::StopCause;
-use super::turn::{Failure, Ordinal, TurnEnd, Usage};
+use super::turn::{Failure, TurnEnd, TurnRef, Usage};
 use crate::clock::Timestamp;
 use crate::ids::TurnId;
 
@@ -291,7 +291,7 @@ pub const TURN_END_KINDS: [&str; 5] =
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewEvent {
     /// The turn it belongs to.
-    pub turn: Option<Ordinal>,
+    pub turn: Option<TurnRef>,
     /// When it happened.
     pub at: Timestamp,
     /// What happened.
@@ -341,10 +341,12 @@ named_values!(ToolStatus { Succeeded => "succeeded", Failed => "failed" });
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::turn::Ordinal;
 
     fn delta(turn: i64, text: &str) -> NewEvent {
+        let id = TurnId::from_row(format!("trn_{turn}"));
         NewEvent {
-            turn: Some(Ordinal(turn)),
+            turn: Some(TurnRef { ordinal: Ordinal(turn), id }),
             at: Timestamp(0),
             body: Output::TextDelta { text: text.into() }.into(),
         }

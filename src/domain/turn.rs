@@ -15,6 +15,15 @@ use crate::ids::TurnId;
 #[serde(transparent)]
 pub struct Ordinal(pub i64);
 
+/// A turn's place and id, as its events need them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TurnRef {
+    /// Its place.
+    pub ordinal: Ordinal,
+    /// Its id.
+    pub id: TurnId,
+}
+
 /// Where a turn stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -192,6 +201,13 @@ pub struct Turn {
     pub started_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Option<Timestamp>,
+}
+
+impl Turn {
+    /// The turn's place and id.
+    pub fn reference(&self) -> TurnRef {
+        TurnRef { ordinal: self.ordinal, id: self.id.clone() }
+    }
 }
 
 /// How a turn ended.

@@ -1,0 +1,103 @@
+use serde_json::Value;
+
+use super::*;
+use crate::clock::Timestamp;
+use crate::domain::session::StopCause;
+use crate::domain::turn::Ordinal;
+use crate::ids::{ApprovalId, SessionId, TurnId};
+
+const RUNNING: SessionState = SessionState::Running { turn: Ordinal(1) };
+const AWAITING: SessionState = SessionState::AwaitingApproval { turn: Ordinal(1) };
+const LOST: RecoveryPlan = RecoveryPlan::End(TurnEnd::Interrupted { delivery_known: false });
+const BROKEN_OFF: RecoveryPlan = RecoveryPlan::End(TurnEnd::Interrupted { delivery_known: true });
+
+fn approval(status: ApprovalStatus, dispatched: bool) -> Approval {
+    Approval {
+        id: ApprovalId::mint(),
+        native_id: "q1".into(),
+        session_id: SessionId::mint(),
+        run_id: "run".into(),
+        turn_id: TurnId::mint(),
+        turn: Ordinal(1),
+        tool: "bash".into(),
+        title: String::new(),
+        kind: "execute".into(),
+        input: Value::Null,
+        input_digest: String::new(),
+        options: vec![],
+        status,
+        decision: None,
+        option_id: None,
+        reason: None,
+        edited_input: None,
+        decided_by: None,
+        requested_at: Timestamp(0),
+        expires_at: None,
+        decided_at: None,
+        dispatched_at: dispatched.then_some(Timestamp(1)),
+        delivered_at: None,
+    }
+}
+
+fn dispatched<'a>(state: &'a SessionState, approvals: &'a [Approval], exact: bool) -> Stranded<'a> {
+    Stranded {
+        state,
+        turn: Some(TurnStatus::Running),
+        wish: None,
+        open_approvals: approvals,
+        output_seen: true,
+        restores_exactly: exact,
+    }
+}
+
+#[test]
+fn a_session_at_rest_is_only_released() {
+    let at = Timestamp(0);
+    for state in [SessionState::Idle, SessionState::Stopped { cause: StopCause::User, at }] {
+        assert_eq!(plan(&Stranded { turn: None, ..dispatched(&state, &[], true) }), RecoveryPlan::Release);
+    }
+}
+
+#[test]
+fn f05_a_queued_turn_is_run() {
+    let queued = Stranded { turn: Some(TurnStatus::Queued), ..dispatched(&RUNNING, &[], true) };
+    assert_eq!(plan(&queued), RecoveryPlan::RunQueued);
+}
+
+#[test]
+fn row_70_a_dispatched_turn_is_interrupted_and_says_whether_its_prompt_had_arrived() {
+    assert_eq!(plan(&dispatched(&RUNNING, &[], true)), BROKEN_OFF);
+    assert_eq!(plan(&Stranded { output_seen: false, ..dispatched(&RUNNING, &[], true) }), LOST);
+}
+
+#[test]
+fn an_approval_stays_decidable_where_its_call_can_be_restored_and_ends_with_its_turn_where_not() {
+    let pending = [approval(ApprovalStatus::Pending, false)];
+    assert_eq!(plan(&dispatched(&AWAITING, &pending, true)), RecoveryPlan::KeepWaiting);
+    assert_eq!(plan(&dispatched(&AWAITING, &pending, false)), BROKEN_OFF);
+}
+
+#[test]
+fn f19_a_decision_that_was_not_sent_is_delivered_where_its_call_can_be_restored() {
+    for status in [ApprovalStatus::Approved, ApprovalStatus::Denied, ApprovalStatus::Expired] {
+        let owed = [approval(status, false)];
+        assert_eq!(plan(&dispatched(&RUNNING, &owed, true)), RecoveryPlan::Deliver);
+        assert_eq!(plan(&dispatched(&RUNNING, &owed, false)), BROKEN_OFF);
+    }
+}
+
+#[test]
+fn f20_a_decision_that_may_have_arrived_is_not_sent_again() {
+    let both = [approval(ApprovalStatus::Approved, true), approval(ApprovalStatus::Pending, false)];
+    assert_eq!(plan(&dispatched(&AWAITING, &both, true)), LOST);
+}
+
+#[test]
+fn what_was_asked_for_is_finished() {
+    for wish in [Wish::Stop, Wish::Destroy] {
+        let wished = Stranded { wish: Some(wish), ..dispatched(&RUNNING, &[], true) };
+        assert_eq!(plan(&wished), RecoveryPlan::Fulfil(wish));
+    }
+    let cancelled = Stranded { wish: Some(Wish::Cancel), ..dispatched(&RUNNING, &[], true) };
+    assert_eq!(plan(&cancelled), RecoveryPlan::End(TurnEnd::Cancelled));
+}
