@@ -116,6 +116,9 @@ pub struct StartOptions {
     pub settings: Value,
     /// What [`HarnessEvent::Checkpoint`] or [`HarnessSession::detach`] gave last.
     pub resume: Option<Value>,
+    /// The turn that the service still waits for the end of. A turn that `resume` knows as being at work goes on if it is
+    /// this one, its open questions asked again under the same ids; any other has been given up and is dropped.
+    pub open_turn: Option<TurnId>,
 }
 
 /// A runtime that has started.

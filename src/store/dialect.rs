@@ -158,7 +158,8 @@ macro_rules! dialect_io {
             }
             let rows = query.fetch_all(connection).await?;
             let Some(first) = rows.first() else { return Ok(Vec::new()) };
-            let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
+            let columns: Arc<[String]> =
+                first.columns().iter().map(|column| column.name().to_owned()).collect();
             let read = |row: &<$database as Database>::Row| {
                 let values = (0..columns.len()).map(|i| {
                     let raw = row.try_get_raw(i)?;

@@ -34,7 +34,8 @@ pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Ope
     migrator.set_ignore_missing(true);
     migrator.run(&mut *connection).await?;
     let known = SQLITE.iter().map(|(version, ..)| *version).max().unwrap_or(0);
-    let found: i64 = sqlx::query_scalar("SELECT MAX(version) FROM _sqlx_migrations").fetch_one(&mut *connection).await?;
+    let found: i64 =
+        sqlx::query_scalar("SELECT MAX(version) FROM _sqlx_migrations").fetch_one(&mut *connection).await?;
     if found > known {
         return Err(OpenError::TooNew { found, known });
     }

@@ -20,7 +20,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub use self::change::{
-    ApprovalWrite, Change, Commit, NewSession, OnceAnswer, OnceRow, Seen, SessionSet, Target, TurnSet, TurnWrite,
+    ApprovalWrite, Change, Commit, NewSession, OnceAnswer, OnceRow, Seen, SessionSet, Target, TurnSet,
+    TurnWrite,
 };
 pub use self::dialect::Sqlite;
 pub use self::query::{
@@ -190,19 +191,34 @@ pub trait Store: Send + Sync {
     /// A session's events after a seq, oldest first.
     async fn list_events(&self, session: SessionKey, after: i64, limit: i64) -> Result<EventPage>;
     /// The events of one turn after a seq, oldest first.
-    async fn list_turn_events(&self, session: SessionKey, turn: Ordinal, after: i64, limit: i64)
-    -> Result<EventPage>;
+    async fn list_turn_events(
+        &self,
+        session: SessionKey,
+        turn: Ordinal,
+        after: i64,
+        limit: i64,
+    ) -> Result<EventPage>;
     /// Wakes whenever more events of the session are committed.
     fn subscribe(&self, session: SessionKey) -> Subscription;
     /// How many listen.
     fn subscriber_count(&self) -> usize;
 
     /// Makes this replica the holder of a session that nobody holds, or that the dead `from` held; `None` when another was faster.
-    async fn claim(&self, session: SessionKey, replica: &ReplicaId, from: Option<&ReplicaId>) -> Result<Option<Lease>>;
+    async fn claim(
+        &self,
+        session: SessionKey,
+        replica: &ReplicaId,
+        from: Option<&ReplicaId>,
+    ) -> Result<Option<Lease>>;
     /// Sessions that some replica other than this one holds, or that have a queued turn and no holder.
     async fn list_stranded(&self, replica: &ReplicaId, limit: i64) -> Result<Vec<StrandedSession>>;
     /// Says that this replica lives.
-    async fn register_replica(&self, replica: &ReplicaId, now: Timestamp, expires_at: Timestamp) -> Result<()>;
+    async fn register_replica(
+        &self,
+        replica: &ReplicaId,
+        now: Timestamp,
+        expires_at: Timestamp,
+    ) -> Result<()>;
     /// Says that this replica is gone.
     async fn forget_replica(&self, replica: &ReplicaId) -> Result<()>;
 
@@ -229,7 +245,13 @@ pub trait Store: Send + Sync {
     async fn touch_key(&self, key: &KeyId, now: Timestamp) -> Result<()>;
 
     /// Keeps the hash of a ticket for one stream.
-    async fn insert_ticket(&self, hash: &[u8], session: SessionKey, key: &KeyId, expires_at: Timestamp) -> Result<()>;
+    async fn insert_ticket(
+        &self,
+        hash: &[u8],
+        session: SessionKey,
+        key: &KeyId,
+        expires_at: Timestamp,
+    ) -> Result<()>;
     /// Takes a ticket: the session and key that it was made for, once, and not after its time.
     async fn take_ticket(&self, hash: &[u8], now: Timestamp) -> Result<Option<(SessionKey, KeyId)>>;
     /// Forgets tickets that were not taken in time.

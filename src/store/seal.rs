@@ -92,7 +92,10 @@ mod tests {
         assert_eq!(seal.open("acme", &session, &sealed).unwrap(), b"secret");
         assert_eq!(seal.open("evil", &session, &sealed), Err(SealError::Corrupt));
         assert_eq!(seal.open("acme", &SessionId::mint(), &sealed), Err(SealError::Corrupt));
-        assert_eq!(Seal::new(vec![8; KEY_BYTES]).unwrap().open("acme", &session, &sealed), Err(SealError::Corrupt));
+        assert_eq!(
+            Seal::new(vec![8; KEY_BYTES]).unwrap().open("acme", &session, &sealed),
+            Err(SealError::Corrupt)
+        );
     }
 
     #[test]

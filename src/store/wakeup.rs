@@ -102,7 +102,8 @@ impl Subscription {
     pub fn remembered_after(&self, seq: i64) -> Option<Vec<Arc<Published>>> {
         let recent = lock(&self.channel.recent);
         let first = recent.front()?.event.seq;
-        (first <= seq + 1).then(|| recent.iter().filter(|published| published.event.seq > seq).cloned().collect())
+        (first <= seq + 1)
+            .then(|| recent.iter().filter(|published| published.event.seq > seq).cloned().collect())
     }
 }
 
@@ -169,6 +170,9 @@ mod tests {
     #[test]
     fn a_frame_is_encoded_once() {
         let published = Published::new(event(1));
-        assert_eq!(published.frame(|_| Bytes::from_static(b"one")), published.frame(|_| Bytes::from_static(b"two")));
+        assert_eq!(
+            published.frame(|_| Bytes::from_static(b"one")),
+            published.frame(|_| Bytes::from_static(b"two"))
+        );
     }
 }

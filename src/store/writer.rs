@@ -362,7 +362,10 @@ async fn settle<D: Dialect>(
     if found.is_empty() { Err(BatchError::Undone(StoreError::Unavailable(error))) } else { Ok(()) }
 }
 
-async fn run_steps<D: Dialect>(connection: &mut Connection<D>, steps: &[Step]) -> Result<Written, BatchError> {
+async fn run_steps<D: Dialect>(
+    connection: &mut Connection<D>,
+    steps: &[Step],
+) -> Result<Written, BatchError> {
     let mut written = Written { commit: Commit::Done, changed: 0, rows: Vec::new() };
     for step in steps {
         let rows = D::execute(connection, step.statement.clone()).await?;
@@ -384,7 +387,10 @@ async fn run_steps<D: Dialect>(connection: &mut Connection<D>, steps: &[Step]) -
     Ok(written)
 }
 
-async fn last_seq<D: Dialect>(connection: &mut Connection<D>, session: SessionKey) -> Result<i64, BatchError> {
+async fn last_seq<D: Dialect>(
+    connection: &mut Connection<D>,
+    session: SessionKey,
+) -> Result<i64, BatchError> {
     let question = Statement::new("SELECT MAX(seq) AS last FROM events WHERE session_key = $1").bind(session);
     let rows = D::fetch(connection, question).await?;
     match rows.first().and_then(|row| row.get("last")) {

@@ -28,6 +28,7 @@ use super::{
     Started,
 };
 use crate::domain::turn::Failure;
+use crate::ids::TurnId;
 
 /// The one setting: how long it waits between two words, in milliseconds.
 const TOKEN_DELAY: &str = "token_delay_ms";
@@ -77,7 +78,7 @@ impl Harness for ScriptedHarness {
         let workspace = Workspace::open(options.workspace)
             .await
             .map_err(|error| failed("workspace_unavailable", format!("the workspace: {error}")))?;
-        let (mut state, continuity) = take_up(options.resume);
+        let (mut state, continuity) = take_up(options.resume, options.open_turn.as_ref());
         state.instructions = options.instructions.or(state.instructions);
 
         let (events, receiver) = mpsc::channel(EVENT_QUEUE);
@@ -89,8 +90,8 @@ impl Harness for ScriptedHarness {
 }
 
 /// The state to begin with. One that cannot be read is a lost conversation, told as such, not a session that cannot start.
-fn take_up(resume: Option<Value>) -> (State, Continuity) {
-    match resume.map(State::restore) {
+fn take_up(resume: Option<Value>, open_turn: Option<&TurnId>) -> (State, Continuity) {
+    match resume.map(|stored| State::restore(stored, open_turn)) {
         None => (State::default(), Continuity::New),
         Some(Ok(state)) => (state, Continuity::Exact),
         Some(Err(reason)) => (State::default(), Continuity::Lost { reason }),

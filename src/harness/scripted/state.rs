@@ -134,19 +134,19 @@ impl Default for State {
 }
 
 impl State {
-    /// Takes a stored state up. A turn with an open question goes on; any other was interrupted with its process, and is
-    /// dropped.
+    /// Takes a stored state up. The turn that is still awaited goes on if it has an open question; any other was given up, or
+    /// interrupted with its process, and is dropped.
     ///
     /// # Errors
     /// Why it cannot be read.
-    pub fn restore(stored: Value) -> Result<Self, String> {
+    pub fn restore(stored: Value, open_turn: Option<&TurnId>) -> Result<Self, String> {
         let version = stored.get("version").and_then(Value::as_u64);
         if version != Some(VERSION) {
             return Err(format!("the stored state is not of version {VERSION}"));
         }
         let mut state: Self = serde_json::from_value(stored)
             .map_err(|error| format!("the stored state cannot be read: {error}"))?;
-        state.turn = state.turn.filter(|turn| turn.next() != Next::GoOn);
+        state.turn = state.turn.filter(|turn| Some(&turn.turn_id) == open_turn && turn.next() != Next::GoOn);
         Ok(state)
     }
 
@@ -201,6 +201,12 @@ impl State {
         self.turn.as_ref().is_some_and(|turn| {
             turn.questions.iter().any(|q| q.native_id == native_id && q.phase == Phase::Asked)
         })
+    }
+
+    /// The questions that wait for their decision.
+    pub fn asked(&self) -> Vec<Question> {
+        let questions = self.turn.as_ref().map(|turn| turn.questions.iter());
+        questions.into_iter().flatten().filter(|question| question.phase == Phase::Asked).cloned().collect()
     }
 
     /// How many decisions the questions at hand have.

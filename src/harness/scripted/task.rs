@@ -26,15 +26,10 @@ pub(super) struct Task {
     pub(super) state: State,
     pub(super) workspace: Workspace,
     pub(super) token_delay: Duration,
-    /// The turn at work is a stored one and nothing has been heard of it in this process: the service may have given it
-    /// up meanwhile, and then the next prompt takes its place.
-    restored: bool,
     /// The turn at work is to end.
     cancelled: bool,
     /// The task is to end.
     stopped: bool,
-    /// Takes the place of the turn at work.
-    replacement: Option<Turn>,
 }
 
 /// Why a turn does not go on.
@@ -42,8 +37,6 @@ pub(super) struct Task {
 pub(super) enum End {
     /// It is over.
     Outcome(TurnOutcome),
-    /// Another one takes its place; nothing more is heard of it.
-    Replaced,
     /// The harness is gone; nothing more is heard at all.
     Gone,
 }
@@ -75,18 +68,7 @@ impl Task {
         workspace: Workspace,
         token_delay: Duration,
     ) -> Self {
-        let restored = state.turn.is_some();
-        Self {
-            commands,
-            events,
-            state,
-            workspace,
-            token_delay,
-            restored,
-            cancelled: false,
-            stopped: false,
-            replacement: None,
-        }
+        Self { commands, events, state, workspace, token_delay, cancelled: false, stopped: false }
     }
 
     /// Lives until it is stopped, dropped, or dies by its script.
@@ -103,22 +85,19 @@ impl Task {
         let outcome = match self.steps().await {
             Ok(()) => TurnOutcome::Completed { stop_reason: END_TURN.to_owned() },
             Err(End::Outcome(outcome)) => outcome,
-            Err(End::Replaced) => {
-                self.state.turn = self.replacement.take();
-                self.restored = false;
-                return Ok(());
-            }
             Err(End::Gone) => return Err(End::Gone),
         };
         self.state.turn = None;
-        self.restored = false;
         self.cancelled = false;
         self.checkpoint(None).await?;
         self.emit(HarnessEvent::TurnEnded(outcome), Heed::StopAlone).await
     }
 
     async fn steps(&mut self) -> Result<(), End> {
-        // A restored turn stands in the middle of a step.
+        // A restored turn stands in the middle of a step. Its open questions are asked again, under the same ids: the process
+        // may have died before all of them were heard.
+        let asked = self.state.asked();
+        self.request(&asked).await?;
         self.settle().await?;
         loop {
             self.heed(Heed::Cancel)?;
@@ -151,8 +130,6 @@ impl Task {
     fn heed(&self, heed: Heed) -> Result<(), End> {
         if self.stopped {
             Err(End::Gone)
-        } else if self.replacement.is_some() {
-            Err(End::Replaced)
         } else if self.cancelled && heed == Heed::Cancel {
             Err(End::Outcome(TurnOutcome::Cancelled))
         } else {
@@ -223,25 +200,17 @@ impl Task {
     }
 
     async fn take_prompt(&mut self, input: TurnInput) -> Result<(), Failure> {
-        let at_work = self.state.turn.is_some();
-        if self.replacement.is_some() || (at_work && !self.restored) {
+        if self.state.turn.is_some() {
             return Err(Failure::new("turn_in_progress", "a turn is at work"));
         }
         let text = input.prompt.text();
         Effect::prompt(&text).record(&self.workspace, &input.turn_id).await?;
-        let turn = Turn::new(input.turn_id, &text);
-        if at_work {
-            self.cancelled = false;
-            self.replacement = Some(turn);
-        } else {
-            self.state.turn = Some(turn);
-        }
+        self.state.turn = Some(Turn::new(input.turn_id, &text));
         Ok(())
     }
 
     async fn take_answer(&mut self, answer: Answer) -> Result<(), Failure> {
-        let ending = self.cancelled || self.replacement.is_some();
-        if ending || !self.state.waits_for(&answer.native_id) {
+        if self.cancelled || !self.state.waits_for(&answer.native_id) {
             return Err(Failure::new(
                 "approval_unknown",
                 format!("no question {} waits for an answer", answer.native_id),
@@ -255,7 +224,6 @@ impl Task {
             place: self.state.decisions(),
         };
         self.state.set_phase(&answer.native_id, Phase::Decided(verdict));
-        self.restored = false;
         Ok(())
     }
 }

@@ -42,8 +42,12 @@ struct Seen {
     order: Vec<&'static str>,
 }
 
+/// The service still waits for the turn that a stored state has at work.
 fn options(workspace: &TempDir, resume: Option<Value>) -> StartOptions {
+    let open_turn =
+        resume.as_ref().and_then(|state| state["turn"]["turn_id"].as_str()).and_then(TurnId::parse);
     StartOptions {
+        open_turn,
         session_id: SessionId::mint(),
         workspace: workspace.path().to_owned(),
         state_dir: workspace.path().to_owned(),

@@ -37,11 +37,16 @@ impl Task {
             self.put(tool_started(&question.tool_call_id, &question.tool, &question.input)).await?;
         }
         self.checkpoint_durably().await?;
-        for question in &questions {
-            let request = HarnessEvent::ApprovalRequested(request(question));
-            self.emit(request, Heed::Cancel).await?;
-        }
+        self.request(&questions).await?;
         self.settle().await
+    }
+
+    /// Shows questions.
+    pub async fn request(&mut self, questions: &[Question]) -> Result<(), End> {
+        for question in questions {
+            self.emit(HarnessEvent::ApprovalRequested(request(question)), Heed::Cancel).await?;
+        }
+        Ok(())
     }
 
     /// Goes on with each open question as it is decided, until all are done.

@@ -24,10 +24,12 @@ macro_rules! select_approval {
 }
 
 pub(super) fn find(scope: &Scope, approval: &ApprovalId) -> Statement {
-    Statement::new(select_approval!("WHERE a.id = $1 AND a.org_id = $2 AND a.owner_id = COALESCE($3, a.owner_id)"))
-        .bind(approval.as_str())
-        .bind(scope.org())
-        .bind(scope.owner())
+    Statement::new(select_approval!(
+        "WHERE a.id = $1 AND a.org_id = $2 AND a.owner_id = COALESCE($3, a.owner_id)"
+    ))
+    .bind(approval.as_str())
+    .bind(scope.org())
+    .bind(scope.owner())
 }
 
 pub(super) fn list(scope: &Scope, filter: &ApprovalFilter, page: &PageRequest<ApprovalId>) -> Statement {
@@ -82,7 +84,11 @@ pub(super) fn read_expired(records: Vec<Record>) -> Result<Vec<SessionKey>> {
 }
 
 /// The owner of the session is read from its row, unless the session is as new as the approval.
-pub(super) fn write(session: SessionKey, owner: Option<&(String, String)>, write: ApprovalWrite) -> Result<Statement> {
+pub(super) fn write(
+    session: SessionKey,
+    owner: Option<&(String, String)>,
+    write: ApprovalWrite,
+) -> Result<Statement> {
     match write {
         ApprovalWrite::Insert(approval) => insert(session, owner, &approval),
         ApprovalWrite::Update(approval) => update(&approval),

@@ -95,9 +95,9 @@ pub(super) fn touch(key: &KeyId, now: Timestamp) -> Statement {
 pub(super) fn read(record: Record) -> Result<ApiKey> {
     let row = Reader::new(record, "api_keys", "id");
     let words = row.text("permissions")?;
-    let permissions = words
-        .split_whitespace()
-        .map(|word| Permission::parse(word).ok_or_else(|| row.corrupt("permissions", format!("unknown word {word:?}"))));
+    let permissions = words.split_whitespace().map(|word| {
+        Permission::parse(word).ok_or_else(|| row.corrupt("permissions", format!("unknown word {word:?}")))
+    });
     Ok(ApiKey {
         id: KeyId::from_row(row.text("id")?),
         org: row.text("org_id")?,

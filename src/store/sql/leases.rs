@@ -26,7 +26,8 @@ pub(super) fn claim(session: SessionKey, replica: &ReplicaId, from: Option<&Repl
         .bind(session)
         .bind(dead.as_str()),
     };
-    let read = Statement::new("SELECT session_key, lease_epoch FROM agent_harness_sessions WHERE session_key = $1");
+    let read =
+        Statement::new("SELECT session_key, lease_epoch FROM agent_harness_sessions WHERE session_key = $1");
     Write {
         steps: vec![Step::new(take, Expect::Guard(Commit::Stale))],
         returning: Some(read.bind(session)),
@@ -34,7 +35,11 @@ pub(super) fn claim(session: SessionKey, replica: &ReplicaId, from: Option<&Repl
     }
 }
 
-pub(super) fn read_claim(written: &Written, session: SessionKey, replica: &ReplicaId) -> Result<Option<Lease>> {
+pub(super) fn read_claim(
+    written: &Written,
+    session: SessionKey,
+    replica: &ReplicaId,
+) -> Result<Option<Lease>> {
     match written.rows.first() {
         Some(record) if written.commit == Commit::Done => {
             let row = Reader::new(record.clone(), "agent_harness_sessions", "session_key");

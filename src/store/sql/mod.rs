@@ -23,8 +23,8 @@ use super::dialect::{Dialect, Record, Statement};
 use super::wakeup::Wakeups;
 use super::writer::{Expect, Step, Write, WriterHandle, Written};
 use super::{
-    ApprovalFilter, Change, Commit, EventPage, OnceAnswer, Page, PageRequest, Result, Seal, Seen, SessionFilter,
-    SessionRef, Store, StrandedSession, Subscription, WriterStats,
+    ApprovalFilter, Change, Commit, EventPage, OnceAnswer, Page, PageRequest, Result, Seal, Seen,
+    SessionFilter, SessionRef, Store, StrandedSession, Subscription, WriterStats,
 };
 use crate::clock::Timestamp;
 use crate::domain::approval::Approval;
@@ -169,14 +169,24 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.wakeups.count()
     }
 
-    async fn claim(&self, session: SessionKey, replica: &ReplicaId, from: Option<&ReplicaId>) -> Result<Option<Lease>> {
+    async fn claim(
+        &self,
+        session: SessionKey,
+        replica: &ReplicaId,
+        from: Option<&ReplicaId>,
+    ) -> Result<Option<Lease>> {
         let written = self.writer.write(leases::claim(session, replica, from)).await?;
         leases::read_claim(&written, session, replica)
     }
     async fn list_stranded(&self, replica: &ReplicaId, limit: i64) -> Result<Vec<StrandedSession>> {
         leases::read_stranded(self.fetch(leases::list_stranded(replica, limit)).await?)
     }
-    async fn register_replica(&self, replica: &ReplicaId, now: Timestamp, expires_at: Timestamp) -> Result<()> {
+    async fn register_replica(
+        &self,
+        replica: &ReplicaId,
+        now: Timestamp,
+        expires_at: Timestamp,
+    ) -> Result<()> {
         self.run([leases::register(replica, now, expires_at)]).await.map(drop)
     }
     async fn forget_replica(&self, replica: &ReplicaId) -> Result<()> {
@@ -216,7 +226,13 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.run([keys::touch(key, now)]).await.map(drop)
     }
 
-    async fn insert_ticket(&self, hash: &[u8], session: SessionKey, key: &KeyId, expires_at: Timestamp) -> Result<()> {
+    async fn insert_ticket(
+        &self,
+        hash: &[u8],
+        session: SessionKey,
+        key: &KeyId,
+        expires_at: Timestamp,
+    ) -> Result<()> {
         self.run([tickets::insert(hash, session, key, expires_at)]).await.map(drop)
     }
     async fn take_ticket(&self, hash: &[u8], now: Timestamp) -> Result<Option<(SessionKey, KeyId)>> {

@@ -30,7 +30,9 @@ pub struct StoreOptions {
 
 /// An advisory lock on a file beside the database, held until it is dropped or the process ends.
 #[derive(Debug)]
-pub(super) struct DirectoryLock(#[expect(dead_code, reason = "held, not used: closing the file gives the lock up")] File);
+pub(super) struct DirectoryLock(
+    #[expect(dead_code, reason = "held, not used: closing the file gives the lock up")] File,
+);
 
 impl DirectoryLock {
     fn take(database: &Path) -> Result<Self, OpenError> {

@@ -64,8 +64,10 @@ pub(super) fn find_by_key(session: SessionKey) -> Statement {
 }
 
 pub(super) fn find_by_approval(approval: &ApprovalId) -> Statement {
-    Statement::new(select_session!("WHERE s.session_key = (SELECT a.session_key FROM approvals a WHERE a.id = $1)"))
-        .bind(approval.as_str())
+    Statement::new(select_session!(
+        "WHERE s.session_key = (SELECT a.session_key FROM approvals a WHERE a.id = $1)"
+    ))
+    .bind(approval.as_str())
 }
 
 /// Conditions that are put together from the fragments of this file; values are always bound.
@@ -154,7 +156,9 @@ pub(super) fn read_resume_state(record: Record, seal: &Seal) -> Result<Option<Js
     let Some(sealed) = row.opt_blob("resume_state")? else { return Ok(None) };
     let id = SessionId::from_row(row.text("id")?);
     let text = seal.open(&row.text("org_id")?, &id, &sealed)?;
-    serde_json::from_slice(&text).map(Some).map_err(|_| row.corrupt("resume_state", "is not JSON inside its seal"))
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|_| row.corrupt("resume_state", "is not JSON inside its seal"))
 }
 
 pub(super) fn purge(session: SessionKey) -> [Statement; 2] {
@@ -329,7 +333,9 @@ fn update(
 
 fn set_state(columns: &mut Assignments, state: &SessionState) {
     let (cause, failure, at) = match state {
-        SessionState::Idle | SessionState::Running { .. } | SessionState::AwaitingApproval { .. } => (None, None, None),
+        SessionState::Idle | SessionState::Running { .. } | SessionState::AwaitingApproval { .. } => {
+            (None, None, None)
+        }
         SessionState::Stopped { cause, at } => (Some(cause.as_str()), None, Some(*at)),
         SessionState::Errored { failure, at } => (None, Some(failure), Some(*at)),
         SessionState::Destroyed { at } => (None, None, Some(*at)),
@@ -376,7 +382,11 @@ pub(super) fn read(record: Record) -> Result<Session> {
         queued_turns: row.int("queued_turns")?,
         pending_approval: row.opt_json("pending_approval")?,
         pending_approval_count: row.int("pending_approval_count")?,
-        resolved_approval_ids: row.json::<Vec<String>>("resolved_approval_ids")?.into_iter().map(ApprovalId::from_row).collect(),
+        resolved_approval_ids: row
+            .json::<Vec<String>>("resolved_approval_ids")?
+            .into_iter()
+            .map(ApprovalId::from_row)
+            .collect(),
         native_id: row.opt_text("provider_session_id")?,
         started: row.flag("started")?,
         has_resume_state: row.flag("has_resume_state")?,
@@ -401,9 +411,14 @@ fn read_state(row: &Reader) -> Result<SessionState> {
         SessionStatus::Idle => SessionState::Idle,
         SessionStatus::Running => SessionState::Running { turn: turn()? },
         SessionStatus::AwaitingApproval => SessionState::AwaitingApproval { turn: turn()? },
-        SessionStatus::Stopped => SessionState::Stopped { cause: row.word("stop_cause", StopCause::parse)?, at: at()? },
+        SessionStatus::Stopped => {
+            SessionState::Stopped { cause: row.word("stop_cause", StopCause::parse)?, at: at()? }
+        }
         SessionStatus::Errored => SessionState::Errored {
-            failure: Failure { code: row.text("error_code")?, message: row.opt_text("error_message")?.unwrap_or_default() },
+            failure: Failure {
+                code: row.text("error_code")?,
+                message: row.opt_text("error_message")?.unwrap_or_default(),
+            },
             at: at()?,
         },
         SessionStatus::Destroyed => SessionState::Destroyed { at: at()? },

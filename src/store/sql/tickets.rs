@@ -8,19 +8,23 @@ use crate::ids::{KeyId, SessionKey};
 use crate::store::{Commit, Result};
 
 pub(super) fn insert(hash: &[u8], session: SessionKey, key: &KeyId, expires_at: Timestamp) -> Statement {
-    Statement::new("INSERT INTO event_tickets (ticket_hash, session_key, key_id, expires_at) VALUES ($1, $2, $3, $4)")
-        .bind(hash.to_vec())
-        .bind(session)
-        .bind(key.as_str())
-        .bind(expires_at)
+    Statement::new(
+        "INSERT INTO event_tickets (ticket_hash, session_key, key_id, expires_at) VALUES ($1, $2, $3, $4)",
+    )
+    .bind(hash.to_vec())
+    .bind(session)
+    .bind(key.as_str())
+    .bind(expires_at)
 }
 
 /// The ticket is marked as taken by its time going to zero, and read in the same transaction: two takers cannot both see it.
 pub(super) fn take(hash: &[u8], now: Timestamp) -> Write {
-    let spend = Statement::new("UPDATE event_tickets SET expires_at = 0 WHERE ticket_hash = $1 AND expires_at > $2")
-        .bind(hash.to_vec())
-        .bind(now);
-    let read = Statement::new("SELECT session_key, key_id FROM event_tickets WHERE ticket_hash = $1").bind(hash.to_vec());
+    let spend =
+        Statement::new("UPDATE event_tickets SET expires_at = 0 WHERE ticket_hash = $1 AND expires_at > $2")
+            .bind(hash.to_vec())
+            .bind(now);
+    let read = Statement::new("SELECT session_key, key_id FROM event_tickets WHERE ticket_hash = $1")
+        .bind(hash.to_vec());
     Write {
         steps: vec![Step::new(spend, Expect::Guard(Commit::Stale))],
         returning: Some(read),

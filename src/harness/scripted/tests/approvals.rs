@@ -108,6 +108,9 @@ async fn question_ids_never_come_again_in_a_later_turn_or_process() {
     let seen = live.asked(1).await;
     assert_eq!(seen.asked[0].native_id, "q2");
     let mut live = live.lost_and_restored(seen.state()).await;
+    assert_eq!(live.asked(1).await.asked[0].native_id, "q2", "the same question again");
+    within(live.session.cancel()).await.unwrap();
+    live.end().await;
     live.prompt(ASK).await;
     assert_eq!(live.asked(1).await.asked[0].native_id, "q3");
 }
@@ -148,7 +151,7 @@ async fn a_decided_question_runs_while_another_still_waits() {
 }
 
 #[tokio::test]
-async fn a_turn_that_waits_is_restored_where_it_stood_and_asks_nothing_again() {
+async fn a_turn_that_waits_is_restored_where_it_stood_and_asks_again_under_the_same_id() {
     let mut live = Live::new().await;
     live.prompt("/say before\n/usage 1 2\n/ask shell {}\n/usage 1 2\n/say after").await;
     let seen = live.asked(1).await;
@@ -156,7 +159,10 @@ async fn a_turn_that_waits_is_restored_where_it_stood_and_asks_nothing_again() {
     assert_eq!(live.continuity, Continuity::Exact);
     live.approve("q1").await;
     let seen = live.end().await;
-    assert_eq!(seen.order, ["stored", "tool.completed", "state", "usage", "text.delta", "state", "ended"]);
+    assert_eq!(
+        seen.order,
+        ["asked", "stored", "tool.completed", "state", "usage", "text.delta", "state", "ended"]
+    );
     assert!(seen.completed() && seen.text() == "after");
     assert_eq!(serde_json::to_value(&seen.outputs[1]).unwrap()["input_tokens"], 2, "counted on");
     assert_eq!(live.effects("tool"), ["shell"]);
@@ -280,14 +286,17 @@ async fn a_restored_turn_can_be_cancelled() {
 }
 
 #[tokio::test]
-async fn a_prompt_takes_the_place_of_a_restored_turn_that_waits() {
+async fn a_turn_that_the_service_gave_up_is_dropped_even_where_it_waits() {
     let mut live = Live::new().await;
     live.prompt(ASK).await;
     let seen = live.asked(1).await;
-    let mut live = live.lost_and_restored(seen.state()).await;
-    let seen = live.turn("/say instead").await;
-    assert_eq!((seen.text().as_str(), seen.order.len(), seen.completed()), ("instead", 3, true));
+    let mut stored = seen.state().clone();
+    stored["turn"]["turn_id"] = json!("trn_00000000000000000000000000000000");
+    let options = StartOptions { open_turn: Some(TurnId::mint()), ..options(&live.workspace, Some(stored)) };
+    let started = ScriptedHarness.start(options).await.map_err(|error| error.to_string()).unwrap();
+    (live.session, live.events) = (started.session, started.events);
     assert_eq!(code(live.answer("q1", Decision::Approve).await), "approval_unknown");
+    assert_eq!(live.turn("/say instead").await.text(), "instead");
 }
 
 #[tokio::test]
