@@ -4,4 +4,5 @@ pub mod clock;
 pub mod domain;
 pub mod harness;
 pub mod ids;
+pub mod service;
 pub mod store;

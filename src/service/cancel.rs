@@ -1,0 +1,106 @@
+//! Cancel the current turn; the session stays usable.
+
+use std::sync::Arc;
+
+use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView};
+use crate::domain::scope::Scope;
+use crate::domain::session::{Session, SessionState, Wish};
+use crate::domain::turn::Ordinal;
+use crate::ids::SessionKey;
+use crate::store::{Change, SessionRef};
+
+/// What came of a wish: the session as it is now, and whether what was wished has come about.
+#[derive(Debug)]
+pub struct Wished {
+    /// The session.
+    pub session: SessionView,
+    /// Whether it has come about.
+    pub done: bool,
+}
+
+impl Service {
+    /// Ends the current turn. Nothing to end is fine.
+    ///
+    /// # Errors
+    /// `NotFound`, `SessionDestroyed`.
+    pub async fn cancel(
+        self: &Arc<Self>,
+        scope: &Scope,
+        session: &SessionRef,
+        once: Option<OnceRequest>,
+    ) -> ServiceResult<Wished> {
+        let found = self.get_session(scope, session).await?;
+        let this = Arc::clone(self);
+        self.unit(async move {
+            let turn = this.wish_cancelled(&found, once).await?;
+            if let Some(turn) = turn {
+                this.until_turn_ended(found.key, turn).await?;
+            }
+            let session = this.store.find_session_by_key(found.key).await?.ok_or(ServiceError::NotFound)?;
+            let done = turn.is_none_or(|turn| session.state.turn() != Some(turn));
+            Ok(Wished { session: this.view(session), done })
+        })
+        .await
+    }
+
+    /// Records the wish; gives the turn that is to end.
+    async fn wish_cancelled(
+        self: &Arc<Self>,
+        found: &Session,
+        once: Option<OnceRequest>,
+    ) -> ServiceResult<Option<Ordinal>> {
+        let _guard = self.locks.lock(found.key).await;
+        let (_, turn) = self
+            .change(found.key, |session| {
+                if matches!(session.state, SessionState::Destroyed { .. }) {
+                    return Err(ServiceError::SessionDestroyed(session.id.clone()));
+                }
+                let Some(turn) = session.state.turn() else {
+                    return Ok((self.remember_only(session, once.as_ref()), None));
+                };
+                let mut change = self.remember(session, once.as_ref());
+                if session.wish.is_none() {
+                    change.set.wish = Some(Some(Wish::Cancel));
+                }
+                Ok((Some(change), Some(turn)))
+            })
+            .await?;
+        if turn.is_some() {
+            self.ensure_driver(found.key);
+        }
+        Ok(turn)
+    }
+
+    /// A change of the session that holds the request's idempotency key, if it has one, and is open for more.
+    pub(super) fn remember(&self, session: &Session, once: Option<&OnceRequest>) -> Change {
+        let at = self.clock.now();
+        let mut change = Change::of(session, at);
+        let view = self.view(session.clone());
+        let effect = super::Effect { session: &view, turn: None, approval: None };
+        change.once = once.map(|once| once.row(&effect, at));
+        change
+    }
+
+    /// A change that holds nothing but the idempotency key; none without one.
+    pub(super) fn remember_only(&self, session: &Session, once: Option<&OnceRequest>) -> Option<Change> {
+        once.map(|once| self.remember(session, Some(once)))
+    }
+
+    /// Waits until the turn is not the session's current one any more, or the time for wishes is over.
+    async fn until_turn_ended(&self, key: SessionKey, turn: Ordinal) -> ServiceResult<()> {
+        let mut ear = self.store.subscribe(key);
+        let wait = async {
+            loop {
+                let session = self.store.find_session_by_key(key).await?;
+                if session.is_none_or(|session| session.state.turn() != Some(turn)) {
+                    return ServiceResult::Ok(());
+                }
+                ear.changed().await;
+            }
+        };
+        tokio::select! {
+            ended = wait => ended,
+            () = self.clock.sleep(self.options.wish_deadline) => Ok(()),
+        }
+    }
+}

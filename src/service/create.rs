@@ -1,0 +1,247 @@
+//! Create a session, with its first turn where a prompt came along.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::once::Effect;
+use super::prompt::new_turn;
+use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView, workspace};
+use crate::domain::approval::PermissionMode;
+use crate::domain::event::{EventBody, NewEvent};
+use crate::domain::limits::{
+    Limits, METADATA_KEY_MAX_CHARS, METADATA_MAX_PAIRS, METADATA_VALUE_MAX_CHARS, NAME_MAX_CHARS,
+};
+use crate::domain::scope::Principal;
+use crate::domain::session::{Session, SessionState, Transition};
+use crate::domain::turn::{Ordinal, Prompt, Turn, Usage};
+use crate::harness::Harness;
+use crate::ids::{SessionId, SessionKey, mint_run_id};
+use crate::store::{Change, Commit, TurnWrite};
+
+/// What a caller may say about a new session.
+#[derive(Clone, Debug, Default)]
+pub struct CreateSession {
+    /// The harness's name.
+    pub harness: String,
+    /// The first prompt.
+    pub prompt: Option<Prompt>,
+    /// The host's name for the session.
+    pub run_id: Option<String>,
+    /// The caller's group of sessions.
+    pub thread_id: Option<String>,
+    /// Words for lists.
+    pub title: Option<String>,
+    /// The caller's own pairs.
+    pub metadata: BTreeMap<String, String>,
+    /// System instructions.
+    pub instructions: Option<String>,
+    /// How far the agent's labels are trusted.
+    pub permission_mode: PermissionMode,
+    /// A directory inside a root that the operator allows.
+    pub workspace: Option<String>,
+    /// Time limits.
+    pub limits: Limits,
+    /// The harness's own settings.
+    pub settings: Value,
+    /// The W3C trace context of the request.
+    pub traceparent: Option<String>,
+}
+
+impl Service {
+    /// Creates a session and gives it, and its first turn, back. The harness is started afterwards: a start that fails is an
+    /// event, never a lost request.
+    ///
+    /// # Errors
+    /// `UnknownHarness`, `InvalidInput` with all complaints, `Unsupported`, `RunExists`, and what the store says.
+    pub async fn create(
+        self: &Arc<Self>,
+        principal: &Principal,
+        input: CreateSession,
+        once: Option<OnceRequest>,
+    ) -> ServiceResult<SessionView> {
+        self.refuse_when_closing()?;
+        let owner = principal.creates_as()?;
+        let org = principal.org.clone();
+        let this = Arc::clone(self);
+        self.unit(async move { this.create_as(org, owner, input, once).await }).await
+    }
+
+    async fn create_as(
+        self: &Arc<Self>,
+        org: String,
+        owner: String,
+        input: CreateSession,
+        once: Option<OnceRequest>,
+    ) -> ServiceResult<SessionView> {
+        let (session, turn) = self.compose(org, owner, input)?;
+        if turn.is_some() {
+            self.refuse_when_full()?;
+        }
+        workspace::make(&self.options, &session).await.map_err(ServiceError::Directory)?;
+        let (key, at) = (session.key, session.created_at);
+        let view = SessionView { live: false, resumable: true, session };
+        let mut change = Change::create(view.session.clone());
+        change.events.push(NewEvent { turn: None, at, body: EventBody::SessionCreated {} });
+        if let Some(turn) = &turn {
+            change.events.push(NewEvent { turn: Some(turn.reference()), at, body: EventBody::TurnQueued {} });
+            change.turns.push(TurnWrite::Insert { turn: Box::new(turn.clone()), urgent: false });
+        }
+        let effect = Effect { session: &view, turn: turn.as_ref(), approval: None };
+        change.once = once.map(|once| once.row(&effect, at));
+        match self.store.commit(change).await? {
+            Commit::Done => {}
+            Commit::RunExists => return Err(ServiceError::RunExists),
+            Commit::Repeated => return Err(ServiceError::IdempotencyInProgress),
+            Commit::Stale => return Err(ServiceError::Bug("a new session was stale".to_owned())),
+        }
+        if turn.is_some() {
+            self.ensure_driver(key);
+        }
+        Ok(view)
+    }
+
+    /// The session's row and its first turn, or everything that is wrong with the input.
+    fn compose(
+        &self,
+        org: String,
+        owner: String,
+        input: CreateSession,
+    ) -> ServiceResult<(Session, Option<Turn>)> {
+        let harness = self
+            .harnesses
+            .get(&input.harness)
+            .ok_or_else(|| ServiceError::UnknownHarness(input.harness.clone()))?;
+        let id = SessionId::mint();
+        let mut complaints = complaints_about(&input);
+        if input.permission_mode > self.options.max_permission_mode {
+            complaints.push(format!(
+                "permission_mode: the operator allows at most {}",
+                self.options.max_permission_mode
+            ));
+        }
+        let prompt = input.prompt.map(Prompt::trimmed).transpose();
+        let prompt = prompt.unwrap_or_else(|blank| {
+            complaints.push(format!("prompt: {blank}"));
+            None
+        });
+        let settings =
+            if input.settings.is_null() { Value::Object(serde_json::Map::new()) } else { input.settings };
+        let settings = harness.validate(&settings).unwrap_or_else(|wrong| {
+            complaints.extend(wrong.into_iter().map(|complaint| format!("settings.{complaint}")));
+            Value::Null
+        });
+        let workspace =
+            workspace::choose(&self.options, &id, input.workspace.as_deref()).unwrap_or_else(|complaint| {
+                complaints.push(format!("workspace: {complaint}"));
+                String::new()
+            });
+        if !complaints.is_empty() {
+            return Err(ServiceError::InvalidInput(complaints));
+        }
+        refuse_unsupported(harness.as_ref(), input.instructions.is_some())?;
+        let at = self.clock.now();
+        let turn = prompt
+            .as_ref()
+            .map(|prompt| new_turn(Ordinal(1), prompt.clone(), BTreeMap::new(), input.traceparent, at));
+        let state = match &turn {
+            Some(turn) => SessionState::Idle.apply(Transition::Queue { turn: turn.ordinal })?,
+            None => SessionState::Idle,
+        };
+        let session = Session {
+            key: SessionKey::mint().map_err(|error| ServiceError::Bug(error.to_string()))?,
+            id,
+            run_id: input.run_id.unwrap_or_else(mint_run_id),
+            thread_id: input.thread_id,
+            org_id: org,
+            owner_id: owner,
+            title: input.title.unwrap_or_else(|| Session::default_title(prompt.as_ref(), &input.harness)),
+            harness: input.harness,
+            metadata: input.metadata,
+            instructions: input.instructions,
+            permission_mode: input.permission_mode,
+            workspace,
+            limits: input.limits,
+            settings,
+            state,
+            wish: None,
+            turn_count: i64::from(turn.is_some()),
+            last_event_seq: 1 + i64::from(turn.is_some()),
+            turn: turn.clone(),
+            queued_turns: 0,
+            pending_approval: None,
+            pending_approval_count: 0,
+            resolved_approval_ids: Vec::new(),
+            native_id: None,
+            started: false,
+            has_resume_state: false,
+            usage: Usage::NONE,
+            holder: None,
+            version: 1,
+            created_at: at,
+            updated_at: at,
+            last_active_at: at,
+        };
+        Ok((session, turn))
+    }
+
+    /// No more sessions are taken in hand than the operator allows.
+    pub(super) fn refuse_when_full(&self) -> ServiceResult<()> {
+        if self.live.count() >= self.options.max_live {
+            return Err(ServiceError::Overloaded("as many sessions are live as this service may have"));
+        }
+        Ok(())
+    }
+}
+
+fn refuse_unsupported(harness: &dyn Harness, instructions: bool) -> ServiceResult<()> {
+    if instructions && !harness.capabilities().instructions {
+        return Err(ServiceError::Unsupported(format!(
+            "the harness {} takes no instructions",
+            harness.name()
+        )));
+    }
+    Ok(())
+}
+
+fn complaints_about(input: &CreateSession) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (field, value) in
+        [("run_id", &input.run_id), ("thread_id", &input.thread_id), ("title", &input.title)]
+    {
+        if let Some(value) = value
+            && !is_name(value)
+        {
+            complaints.push(format!(
+                "{field}: must be 1 to {NAME_MAX_CHARS} characters, none of them a control character"
+            ));
+        }
+    }
+    complaints.extend(metadata_complaint(&input.metadata));
+    complaints.extend(input.limits.complaint());
+    complaints
+}
+
+/// Whether a text can be a run id, a thread id or a title.
+pub(super) fn is_name(text: &str) -> bool {
+    !text.trim().is_empty() && text.chars().count() <= NAME_MAX_CHARS && !text.chars().any(char::is_control)
+}
+
+/// What is wrong with a caller's own pairs.
+pub(super) fn metadata_complaint(metadata: &BTreeMap<String, String>) -> Option<String> {
+    if metadata.len() > METADATA_MAX_PAIRS {
+        return Some(format!("metadata: at most {METADATA_MAX_PAIRS} pairs"));
+    }
+    let fits = |text: &str, max: usize| text.chars().count() <= max;
+    metadata
+        .iter()
+        .any(|(key, value)| {
+            key.is_empty() || !fits(key, METADATA_KEY_MAX_CHARS) || !fits(value, METADATA_VALUE_MAX_CHARS)
+        })
+        .then(|| {
+            format!(
+                "metadata: keys are 1 to {METADATA_KEY_MAX_CHARS} characters, values at most {METADATA_VALUE_MAX_CHARS}"
+            )
+        })
+}

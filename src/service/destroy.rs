@@ -1,0 +1,87 @@
+//! Destroy a session: it ends for good. Its transcript stays, unless everything is to be erased.
+
+use std::sync::Arc;
+
+use super::{Service, ServiceError, ServiceResult, workspace};
+use crate::domain::event::{EventBody, NewEvent};
+use crate::domain::scope::Scope;
+use crate::domain::session::{Session, SessionState, Transition, Wish};
+use crate::store::{Change, SessionRef};
+
+impl Service {
+    /// Ends the session, erases its resume state and what its agent kept; with `purge` everything. Gives whether it has come
+    /// about. Destroying what is destroyed is fine.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn destroy(
+        self: &Arc<Self>,
+        scope: &Scope,
+        session: &SessionRef,
+        purge: bool,
+    ) -> ServiceResult<bool> {
+        let found = self.get_session(scope, session).await?;
+        let this = Arc::clone(self);
+        self.unit(async move {
+            this.wish_destroyed(&found).await?;
+            if let Some(live) = this.live.get(found.key) {
+                tokio::select! {
+                    () = live.wait_gone() => {}
+                    () = this.clock.sleep(this.options.wish_deadline) => {}
+                }
+            }
+            let _guard = this.locks.lock(found.key).await;
+            let Some(session) = this.store.find_session_by_key(found.key).await? else { return Ok(true) };
+            if !matches!(session.state, SessionState::Destroyed { .. }) {
+                return Ok(false);
+            }
+            workspace::erase(&this.options, &session, purge).await;
+            if purge {
+                this.store.purge_session(session.key).await?;
+            }
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn wish_destroyed(self: &Arc<Self>, found: &Session) -> ServiceResult<()> {
+        let _guard = self.locks.lock(found.key).await;
+        let live = self.live.get(found.key).is_some();
+        let (_, wished) = self
+            .change(found.key, |session| {
+                let mut change = Change::of(session, self.clock.now());
+                match &session.state {
+                    SessionState::Destroyed { .. } => Ok((None, false)),
+                    SessionState::Running { .. } | SessionState::AwaitingApproval { .. } => {
+                        change.set.wish = Some(Some(Wish::Destroy));
+                        Ok((Some(change), true))
+                    }
+                    SessionState::Idle | SessionState::Stopped { .. } | SessionState::Errored { .. }
+                        if live =>
+                    {
+                        change.set.wish = Some(Some(Wish::Destroy));
+                        Ok((Some(change), true))
+                    }
+                    SessionState::Idle | SessionState::Stopped { .. } | SessionState::Errored { .. } => {
+                        destroyed(&mut change, session)?;
+                        Ok((Some(change), false))
+                    }
+                }
+            })
+            .await?;
+        if wished {
+            self.ensure_driver(found.key);
+        }
+        Ok(())
+    }
+}
+
+/// The session is over: its state and its event; what it could be resumed from is erased.
+pub(super) fn destroyed(change: &mut Change, session: &Session) -> ServiceResult<()> {
+    let at = change.set.at;
+    change.set.state = Some(session.state.clone().apply(Transition::Destroy { at })?);
+    change.set.wish = Some(None);
+    change.set.resume_state = Some(None);
+    change.events.push(NewEvent { turn: None, at, body: EventBody::SessionDestroyed {} });
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! The use cases, one verb per file, free of any transport: who asks, what is asked, what comes of it.
+//!
+//! Every verb that changes a session loads it, decides, and commits, under the session's mutex, in a unit of work that
+//! finishes even when whoever asked has gone. What takes longer than a commit is the driver's: one task per live session.
+
+mod cancel;
+mod create;
+mod decide;
+mod destroy;
+mod driver;
+mod error;
+mod keys;
+mod live;
+mod lookup;
+mod once;
+mod outbox;
+mod prompt;
+mod recovery;
+mod rehydrate;
+mod run_locks;
+mod shutdown;
+mod stop;
+mod stream;
+mod sweeper;
+mod turn_end;
+mod workspace;
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use self::cancel::Wished;
+pub use self::create::CreateSession;
+pub use self::decide::Decided;
+pub use self::error::{ServiceError, ServiceResult};
+pub use self::keys::{KeySecret, KeySpec};
+pub use self::lookup::{SessionPatch, SessionView};
+pub use self::once::{Begun, Effect, OnceGuard, OnceKey, OnceRequest, RenderAnswer};
+pub use self::prompt::{PromptSession, WhenBusy};
+pub use self::stream::{Tail, Until};
+use crate::clock::Clock;
+use crate::domain::approval::PermissionMode;
+use crate::domain::session::Session;
+use crate::harness::Registry;
+use crate::ids::{ReplicaId, SessionKey};
+use crate::store::{Change, Commit, SharedStore};
+
+/// How the service is set up.
+#[derive(Clone, Debug)]
+pub struct ServiceOptions {
+    /// Where workspaces and agents' state directories are made, absolute.
+    pub data_dir: PathBuf,
+    /// Directories in which callers may choose their own workspace.
+    pub workspace_roots: Vec<PathBuf>,
+    /// The furthest that a session may trust an agent's labels.
+    pub max_permission_mode: PermissionMode,
+    /// How long a live session may be idle before it is put away.
+    pub idle_ttl: Duration,
+    /// How often the sweeper looks.
+    pub sweep_interval: Duration,
+    /// How long a harness has to end a turn that was cancelled.
+    pub cancel_grace: Duration,
+    /// How long a harness has to take a prompt or an answer, or to give its state away.
+    pub harness_deadline: Duration,
+    /// How long a running turn may still work when the service goes down.
+    pub shutdown_grace: Duration,
+    /// Most live sessions at once.
+    pub max_live: usize,
+    /// How long idempotency keys are kept.
+    pub idempotency_ttl: Duration,
+    /// How long events of ended turns are kept; `None` for ever.
+    pub event_retention: Option<Duration>,
+    /// How long a verb waits for the driver to carry a wish out.
+    pub wish_deadline: Duration,
+}
+
+impl ServiceOptions {
+    /// The defaults, in a data directory.
+    pub fn new(data_dir: PathBuf) -> Self {
+        Self {
+            data_dir,
+            workspace_roots: Vec::new(),
+            max_permission_mode: PermissionMode::AllowAll,
+            idle_ttl: Duration::from_secs(900),
+            sweep_interval: Duration::from_secs(5),
+            cancel_grace: Duration::from_secs(5),
+            harness_deadline: Duration::from_secs(30),
+            shutdown_grace: Duration::from_secs(10),
+            max_live: 1000,
+            idempotency_ttl: Duration::from_secs(7 * 24 * 3600),
+            event_retention: None,
+            wish_deadline: Duration::from_secs(15),
+        }
+    }
+}
+
+/// What the service has counted since it started.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Turns by how they ended: completed, failed, cancelled, interrupted, timed out.
+    pub turns: [AtomicU64; 5],
+    /// Approvals asked.
+    pub approvals_requested: AtomicU64,
+    /// Approvals decided by a person.
+    pub approvals_decided: AtomicU64,
+    /// Sweeps done.
+    pub sweeps: AtomicU64,
+    /// Sessions put away by them.
+    pub swept: AtomicU64,
+    /// Sessions brought back from the database.
+    pub rehydrated: AtomicU64,
+}
+
+impl Counters {
+    fn add(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The service. One per process.
+pub struct Service {
+    store: SharedStore,
+    harnesses: Registry,
+    clock: Clock,
+    options: ServiceOptions,
+    replica: ReplicaId,
+    live: live::LiveSessions,
+    locks: run_locks::RunLocks,
+    once: once::InFlight,
+    keys: keys::KeyCache,
+    counters: Counters,
+    /// Units of work and drivers: what must finish before the store closes.
+    tasks: TaskTracker,
+    /// Cancelled when the service begins to go down.
+    closing: CancellationToken,
+}
+
+impl Service {
+    /// A service on an open store. [`Service::run_background`] sets it to work.
+    pub fn new(store: SharedStore, harnesses: Registry, clock: Clock, options: ServiceOptions) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            harnesses,
+            clock,
+            options,
+            replica: ReplicaId::mint(),
+            live: live::LiveSessions::default(),
+            locks: run_locks::RunLocks::default(),
+            once: once::InFlight::default(),
+            keys: keys::KeyCache::default(),
+            counters: Counters::default(),
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+        })
+    }
+
+    /// The store, for what asks it directly: readiness and metrics.
+    pub fn store(&self) -> &SharedStore {
+        &self.store
+    }
+
+    /// The harnesses.
+    pub fn harnesses(&self) -> &Registry {
+        &self.harnesses
+    }
+
+    /// The clock.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How many sessions are live.
+    pub fn live_count(&self) -> usize {
+        self.live.count()
+    }
+
+    /// Cancelled when the service begins to go down: streams end then.
+    pub fn closing(&self) -> &CancellationToken {
+        &self.closing
+    }
+
+    /// Runs a unit of work that finishes even when whoever waits for it goes away.
+    async fn unit<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = ServiceResult<T>> + Send + 'static,
+    ) -> ServiceResult<T> {
+        match self.tasks.spawn(work).await {
+            Ok(result) => result,
+            Err(panicked) => Err(ServiceError::Bug(panicked.to_string())),
+        }
+    }
+
+    /// Nothing new is taken on once the service goes down.
+    fn refuse_when_closing(&self) -> ServiceResult<()> {
+        if self.closing.is_cancelled() { Err(ServiceError::ShuttingDown) } else { Ok(()) }
+    }
+
+    /// Load, decide, commit: `decide` makes a change of the session as it is now, or none. It is called again when another
+    /// process was faster. The caller holds the session's mutex.
+    async fn change<T: Send>(
+        &self,
+        key: SessionKey,
+        mut decide: impl FnMut(&Session) -> ServiceResult<(Option<Change>, T)> + Send,
+    ) -> ServiceResult<(Session, T)> {
+        for _ in 0..STALE_TRIES {
+            let session = self.store.find_session_by_key(key).await?.ok_or(ServiceError::NotFound)?;
+            let (change, value) = decide(&session)?;
+            let Some(change) = change else { return Ok((session, value)) };
+            match self.store.commit(change).await? {
+                Commit::Done => {
+                    let session = self.store.find_session_by_key(key).await?.ok_or(ServiceError::NotFound)?;
+                    return Ok((session, value));
+                }
+                Commit::Stale => {}
+                Commit::Repeated => return Err(ServiceError::IdempotencyInProgress),
+                Commit::RunExists => return Err(ServiceError::RunExists),
+            }
+        }
+        Err(ServiceError::Overloaded("the session changes too fast"))
+    }
+}
+
+/// How often a change is made anew when another process was faster.
+const STALE_TRIES: usize = 8;

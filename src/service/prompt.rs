@@ -1,0 +1,204 @@
+//! Take a prompt for a session: now, after the turns before it, or instead of the one at work.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::create::metadata_complaint;
+use super::once::Effect;
+use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView};
+use crate::clock::Timestamp;
+use crate::domain::approval::{Approval, ApprovalStatus};
+use crate::domain::event::{EventBody, NewEvent};
+use crate::domain::scope::Scope;
+use crate::domain::session::{Session, SessionState, Transition, Wish};
+use crate::domain::turn::Failure;
+use crate::domain::turn::{Ordinal, Prompt, Turn, TurnStatus, Usage};
+use crate::harness::Availability;
+use crate::ids::TurnId;
+use crate::store::{Change, SessionRef, TurnWrite};
+
+/// What becomes of a prompt while a turn is at work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenBusy {
+    /// It is refused.
+    #[default]
+    Reject,
+    /// It runs after the turns before it.
+    Queue,
+    /// The turn at work is cancelled, and it runs next.
+    Interrupt,
+}
+
+/// A prompt for a session.
+#[derive(Clone, Debug)]
+pub struct PromptSession {
+    /// What is said.
+    pub prompt: Prompt,
+    /// The caller's own pairs.
+    pub metadata: BTreeMap<String, String>,
+    /// What becomes of it while a turn is at work.
+    pub when_busy: WhenBusy,
+    /// The W3C trace context of the request.
+    pub traceparent: Option<String>,
+}
+
+/// A turn that waits.
+pub(super) fn new_turn(
+    ordinal: Ordinal,
+    prompt: Prompt,
+    metadata: BTreeMap<String, String>,
+    traceparent: Option<String>,
+    at: Timestamp,
+) -> Turn {
+    Turn {
+        id: TurnId::mint(),
+        ordinal,
+        prompt,
+        status: TurnStatus::Queued,
+        stop_reason: None,
+        text: None,
+        error: None,
+        usage: Usage::NONE,
+        rehydrated: false,
+        metadata,
+        traceparent,
+        created_at: at,
+        started_at: None,
+        ended_at: None,
+    }
+}
+
+impl Service {
+    /// Takes a prompt and gives the session and the turn back.
+    ///
+    /// # Errors
+    /// `NotFound` before all else; `InvalidInput` for a blank prompt; then what the session's state says.
+    pub async fn prompt(
+        self: &Arc<Self>,
+        scope: &Scope,
+        session: &SessionRef,
+        input: PromptSession,
+        once: Option<OnceRequest>,
+    ) -> ServiceResult<(SessionView, Turn)> {
+        self.refuse_when_closing()?;
+        let found = self.get_session(scope, session).await?;
+        let prompt =
+            input.prompt.trimmed().map_err(|blank| ServiceError::invalid(format!("prompt: {blank}")))?;
+        if let Some(complaint) = metadata_complaint(&input.metadata) {
+            return Err(ServiceError::invalid(complaint));
+        }
+        let input = PromptSession { prompt, ..input };
+        let this = Arc::clone(self);
+        self.unit(async move { this.queue_prompt(&found, input, once).await }).await
+    }
+
+    async fn queue_prompt(
+        self: &Arc<Self>,
+        found: &Session,
+        input: PromptSession,
+        once: Option<OnceRequest>,
+    ) -> ServiceResult<(SessionView, Turn)> {
+        let _guard = self.locks.lock(found.key).await;
+        let open = self.store.list_open_approvals(found.key).await?;
+        let (session, turn) = self
+            .change(found.key, |session| {
+                self.refuse_prompt(session, &open, input.when_busy)?;
+                let (mut change, turn) = self.queue_change(session, &input)?;
+                let view = self.view(session.clone());
+                let effect = Effect { session: &view, turn: Some(&turn), approval: None };
+                change.once = once.as_ref().map(|once| once.row(&effect, turn.created_at));
+                Ok((Some(change), turn))
+            })
+            .await?;
+        // With the mutex held: a driver that is about to let go looks again, or has let go.
+        self.ensure_driver(session.key);
+        Ok((self.view(session), turn))
+    }
+
+    fn refuse_prompt(&self, session: &Session, open: &[Approval], when_busy: WhenBusy) -> ServiceResult<()> {
+        if matches!(session.state, SessionState::Destroyed { .. }) || session.wish == Some(Wish::Destroy) {
+            return Err(ServiceError::SessionDestroyed(session.id.clone()));
+        }
+        let busy = session.state.turn().is_some();
+        if busy && when_busy == WhenBusy::Reject {
+            let pending: Vec<_> =
+                open.iter().filter(|a| a.status == ApprovalStatus::Pending).map(|a| a.id.clone()).collect();
+            if !pending.is_empty() {
+                return Err(ServiceError::ApprovalPending {
+                    session: session.id.clone(),
+                    approvals: pending,
+                });
+            }
+            let turn = session.turn.as_ref().map(|turn| turn.id.clone());
+            return Err(ServiceError::TurnInProgress { session: session.id.clone(), turn });
+        }
+        if self.live.get(session.key).is_some() {
+            return Ok(());
+        }
+        let Some(harness) = self.harnesses.get(&session.harness) else {
+            let words = format!("the harness {} is not configured any more", session.harness);
+            return Err(ServiceError::HarnessUnavailable(Failure::new("harness_unavailable", words)));
+        };
+        if !self.view(session.clone()).resumable {
+            return Err(ServiceError::NotResumable(session.id.clone()));
+        }
+        if let Availability::Missing { why, .. } = harness.availability() {
+            return Err(ServiceError::HarnessUnavailable(Failure::new("harness_unavailable", why)));
+        }
+        self.refuse_when_full()
+    }
+
+    fn queue_change(&self, session: &Session, input: &PromptSession) -> ServiceResult<(Change, Turn)> {
+        let at = self.clock.now();
+        let ordinal = Ordinal(session.turn_count + 1);
+        let turn =
+            new_turn(ordinal, input.prompt.clone(), input.metadata.clone(), input.traceparent.clone(), at);
+        let busy = session.state.turn().is_some();
+        let interrupts = busy && input.when_busy == WhenBusy::Interrupt;
+        let mut change = Change::of(session, at);
+        change.set.state = Some(session.state.clone().apply(Transition::Queue { turn: ordinal })?);
+        change.set.turn_count = Some(ordinal.0);
+        change.set.queued_turns = Some(session.queued_turns + i64::from(busy));
+        if interrupts && session.wish.is_none() {
+            change.set.wish = Some(Some(Wish::Cancel));
+        }
+        change.turns.push(TurnWrite::Insert { turn: Box::new(turn.clone()), urgent: interrupts });
+        change.events.push(NewEvent { turn: Some(turn.reference()), at, body: EventBody::TurnQueued {} });
+        Ok((change, turn))
+    }
+
+    /// Removes a turn that still waits.
+    ///
+    /// # Errors
+    /// `TurnStarted` for any other.
+    pub async fn remove_turn(
+        self: &Arc<Self>,
+        scope: &Scope,
+        session: &SessionRef,
+        turn: &TurnId,
+    ) -> ServiceResult<()> {
+        let found = self.get_session(scope, session).await?;
+        let (this, turn) = (Arc::clone(self), turn.clone());
+        self.unit(async move { this.remove_queued(&found, &turn).await }).await
+    }
+
+    async fn remove_queued(self: &Arc<Self>, found: &Session, turn: &TurnId) -> ServiceResult<()> {
+        let _guard = self.locks.lock(found.key).await;
+        let turn = self.store.find_turn(found.key, turn).await?.ok_or(ServiceError::NotFound)?;
+        if turn.status != TurnStatus::Queued {
+            return Err(ServiceError::TurnStarted(Box::new(turn)));
+        }
+        let next = self.store.find_next_turn(found.key, Some(turn.ordinal)).await?;
+        let at = self.clock.now();
+        self.change(found.key, |session| {
+            let mut change = Change::of(session, at);
+            super::turn_end::withdraw_queued(&mut change, session, &turn, next.as_ref())?;
+            Ok((Some(change), ()))
+        })
+        .await?;
+        if let Some(live) = self.live.get(found.key) {
+            live.ring();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! Stop a session: its turn and harness end, its state is kept.
+
+use std::sync::Arc;
+
+use super::cancel::Wished;
+use super::{OnceRequest, Service, ServiceError, ServiceResult};
+use crate::domain::event::{EventBody, NewEvent};
+use crate::domain::scope::Scope;
+use crate::domain::session::{Session, SessionState, StopCause, Transition, Wish};
+use crate::store::{Change, SessionRef};
+
+impl Service {
+    /// Ends turn and harness, keeps the resume state. Stopping what is stopped is fine.
+    ///
+    /// # Errors
+    /// `NotFound`, `SessionDestroyed`.
+    pub async fn stop(
+        self: &Arc<Self>,
+        scope: &Scope,
+        session: &SessionRef,
+        once: Option<OnceRequest>,
+    ) -> ServiceResult<Wished> {
+        let found = self.get_session(scope, session).await?;
+        let this = Arc::clone(self);
+        self.unit(async move {
+            this.wish_stopped(&found, once).await?;
+            if let Some(live) = this.live.get(found.key) {
+                tokio::select! {
+                    () = live.wait_gone() => {}
+                    () = this.clock.sleep(this.options.wish_deadline) => {}
+                }
+            }
+            let session = this.store.find_session_by_key(found.key).await?.ok_or(ServiceError::NotFound)?;
+            // A prompt may have brought it back meanwhile: then it was stopped, and runs again.
+            let done = session.wish != Some(Wish::Stop);
+            Ok(Wished { session: this.view(session), done })
+        })
+        .await
+    }
+
+    async fn wish_stopped(self: &Arc<Self>, found: &Session, once: Option<OnceRequest>) -> ServiceResult<()> {
+        let _guard = self.locks.lock(found.key).await;
+        let live = self.live.get(found.key).is_some();
+        let (_, wished) = self
+            .change(found.key, |session| match &session.state {
+                SessionState::Destroyed { .. } => Err(ServiceError::SessionDestroyed(session.id.clone())),
+                SessionState::Stopped { .. } => Ok((self.remember_only(session, once.as_ref()), false)),
+                SessionState::Idle | SessionState::Errored { .. } if !live => {
+                    let mut change = self.remember(session, once.as_ref());
+                    stopped(&mut change, session, StopCause::User)?;
+                    Ok((Some(change), false))
+                }
+                _ => {
+                    let mut change = self.remember(session, once.as_ref());
+                    if session.wish != Some(Wish::Destroy) {
+                        change.set.wish = Some(Some(Wish::Stop));
+                    }
+                    Ok((Some(change), true))
+                }
+            })
+            .await?;
+        if wished {
+            self.ensure_driver(found.key);
+        }
+        Ok(())
+    }
+}
+
+/// The session is put away: its state and its event.
+pub(super) fn stopped(change: &mut Change, session: &Session, cause: StopCause) -> ServiceResult<()> {
+    let at = change.set.at;
+    change.set.state = Some(session.state.clone().apply(Transition::Stop { cause, at })?);
+    change.set.wish = Some(None);
+    change.events.push(NewEvent { turn: None, at, body: EventBody::SessionStopped { cause } });
+    Ok(())
+}

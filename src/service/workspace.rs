@@ -1,0 +1,107 @@
+//! The directories of a session: its workspace, and a place for what its agent keeps.
+
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use super::ServiceOptions;
+use crate::domain::session::Session;
+use crate::ids::SessionId;
+
+/// The workspace of a new session: a fresh directory, or the one that the caller chose inside an allowed root.
+///
+/// # Errors
+/// What is wrong with the chosen one.
+pub(super) fn choose(
+    options: &ServiceOptions,
+    id: &SessionId,
+    wanted: Option<&str>,
+) -> Result<String, String> {
+    let Some(wanted) = wanted else {
+        return to_text(options.data_dir.join("workspaces").join(id.as_str()));
+    };
+    let path = Path::new(wanted);
+    let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    if !path.is_absolute() || !plain || wanted.contains('\0') {
+        return Err("must be an absolute path without . or ..".to_owned());
+    }
+    // Resolved, so that a symlink inside a root cannot lead out of it. Whether anything exists elsewhere is not told.
+    let outside = || "must be an existing directory inside a root that the operator allows".to_owned();
+    let resolved = path.canonicalize().map_err(|_| outside())?;
+    let allowed = options.workspace_roots.iter().filter_map(|root| root.canonicalize().ok());
+    if !resolved.is_dir() || !allowed.into_iter().any(|root| resolved.starts_with(&root)) {
+        return Err(outside());
+    }
+    to_text(resolved)
+}
+
+fn to_text(path: PathBuf) -> Result<String, String> {
+    path.into_os_string().into_string().map_err(|_| "must be UTF-8".to_owned())
+}
+
+/// Where the session's agent keeps what it keeps.
+pub(super) fn state_dir(options: &ServiceOptions, id: &SessionId) -> PathBuf {
+    options.data_dir.join("agents").join(id.as_str())
+}
+
+fn is_fresh(options: &ServiceOptions, session: &Session) -> bool {
+    Path::new(&session.workspace) == options.data_dir.join("workspaces").join(session.id.as_str())
+}
+
+/// Makes the session's directories, closed to everybody else. Those that exist are left as they are.
+pub(super) async fn make(options: &ServiceOptions, session: &Session) -> io::Result<()> {
+    let mut builder = tokio::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    if is_fresh(options, session) {
+        builder.create(&session.workspace).await?;
+    }
+    builder.create(state_dir(options, &session.id)).await
+}
+
+/// Erases what the session's agent kept, and, when nothing is to be left, the workspace that was made for it.
+pub(super) async fn erase(options: &ServiceOptions, session: &Session, everything: bool) {
+    let mut paths = vec![state_dir(options, &session.id)];
+    if everything && is_fresh(options, session) {
+        paths.push(PathBuf::from(&session.workspace));
+    }
+    for path in paths {
+        match tokio::fs::remove_dir_all(&path).await {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(session = %session.id, %error, "a directory of the session cannot be erased");
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chosen_workspace_lies_inside_an_allowed_root_also_when_a_symlink_says_otherwise() {
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().canonicalize().unwrap();
+        for name in ["allowed/project", "allowed-not/project"] {
+            std::fs::create_dir_all(base.join(name)).unwrap();
+        }
+        std::os::unix::fs::symlink(base.join("allowed-not"), base.join("allowed/out")).unwrap();
+        let options = ServiceOptions {
+            workspace_roots: vec![base.join("allowed")],
+            ..ServiceOptions::new(base.join("data"))
+        };
+        let choose = |path: &str| choose(&options, &SessionId::mint(), Some(path));
+        let at = |name: &str| base.join(name).into_os_string().into_string().unwrap();
+        assert_eq!(choose(&at("allowed/project")), Ok(at("allowed/project")));
+        for wrong in [
+            at("allowed-not/project"),
+            at("allowed/out/project"),
+            at("allowed/../allowed-not"),
+            at("allowed/absent"),
+            "relative".to_owned(),
+            String::new(),
+            "/etc".to_owned(),
+        ] {
+            assert!(choose(&wrong).is_err(), "{wrong}");
+        }
+    }
+}
