@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Service, ServiceError, ServiceResult, workspace};
+use super::{Service, ServiceResult, workspace};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, Transition, Wish};

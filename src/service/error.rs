@@ -81,6 +81,14 @@ pub enum ServiceError {
     /// The cursor is beyond the end, or was not made here.
     #[error("{0}")]
     InvalidCursor(String),
+    /// A quota is used up.
+    #[error("{used} of {limit} are used")]
+    QuotaExceeded {
+        /// How many there may be.
+        limit: i64,
+        /// How many there are.
+        used: i64,
+    },
     /// Too much at once.
     #[error("{0}")]
     Overloaded(&'static str),
@@ -99,6 +107,9 @@ pub enum ServiceError {
     /// A directory could not be made or used.
     #[error("a directory of the service cannot be used")]
     Directory(#[source] std::io::Error),
+    /// Another replica holds the session now.
+    #[error("another replica holds the session")]
+    LeaseLost,
     /// A bug of ours.
     #[error("a bug: {0}")]
     Bug(String),

@@ -40,9 +40,14 @@ impl Live {
         self.doorbell.notified().await;
     }
 
-    /// Says since when nothing is at work; `None` when something is.
-    pub(super) fn set_idle_since(&self, moment: Option<Timestamp>) {
-        lock(&self.rest).idle_since = moment;
+    /// Nothing is at work since then.
+    pub(super) fn rests_since(&self, moment: Timestamp) {
+        lock(&self.rest).idle_since.get_or_insert(moment);
+    }
+
+    /// A turn is at work; a wish to put the session away held only while it rested.
+    pub(super) fn works(&self) {
+        *lock(&self.rest) = Rest::default();
     }
 
     /// Wants the session put away when it is at rest.
@@ -51,9 +56,9 @@ impl Live {
         self.ring();
     }
 
-    /// Whether, and why, the session should be put away. Asking takes the wish back: rest may have ended meanwhile.
-    pub(super) fn take_put_away(&self) -> Option<StopCause> {
-        lock(&self.rest).put_away.take()
+    /// Whether, and why, the session should be put away when it is at rest.
+    pub(super) fn wants_put_away(&self) -> Option<StopCause> {
+        lock(&self.rest).put_away
     }
 
     /// Waits until the driver has let the session go.

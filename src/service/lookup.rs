@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::create::{is_name, metadata_complaint};
-use super::{OnceRequest, Service, ServiceError, ServiceResult};
+use super::{Service, ServiceError, ServiceResult};
 use crate::clock::Timestamp;
 use crate::domain::approval::Approval;
 use crate::domain::scope::Scope;

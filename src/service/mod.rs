@@ -17,6 +17,7 @@ mod outbox;
 mod prompt;
 mod recovery;
 mod rehydrate;
+mod rows;
 mod run_locks;
 mod shutdown;
 mod stop;
@@ -232,3 +233,6 @@ impl Service {
 
 /// How often a change is made anew when another process was faster.
 const STALE_TRIES: usize = 8;
+
+#[cfg(test)]
+mod tests;

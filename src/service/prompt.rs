@@ -42,6 +42,9 @@ pub struct PromptSession {
     pub traceparent: Option<String>,
 }
 
+/// Most turns that may wait in one session.
+pub(super) const QUEUED_TURNS_MAX: i64 = 256;
+
 /// A turn that waits.
 pub(super) fn new_turn(
     ordinal: Ordinal,
@@ -119,6 +122,9 @@ impl Service {
         if matches!(session.state, SessionState::Destroyed { .. }) || session.wish == Some(Wish::Destroy) {
             return Err(ServiceError::SessionDestroyed(session.id.clone()));
         }
+        if session.queued_turns >= QUEUED_TURNS_MAX {
+            return Err(ServiceError::QuotaExceeded { limit: QUEUED_TURNS_MAX, used: session.queued_turns });
+        }
         let busy = session.state.turn().is_some();
         if busy && when_busy == WhenBusy::Reject {
             let pending: Vec<_> =
@@ -188,7 +194,8 @@ impl Service {
         if turn.status != TurnStatus::Queued {
             return Err(ServiceError::TurnStarted(Box::new(turn)));
         }
-        let next = self.store.find_next_turn(found.key, Some(turn.ordinal)).await?;
+        let queued = self.store.list_queued_turns(found.key, 2).await?;
+        let next = queued.into_iter().find(|other| other.ordinal != turn.ordinal);
         let at = self.clock.now();
         self.change(found.key, |session| {
             let mut change = Change::of(session, at);

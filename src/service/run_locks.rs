@@ -47,6 +47,7 @@ impl RunLocks {
     }
 
     /// The session's mutex, if nobody holds it.
+    #[cfg(test)]
     pub(super) fn try_lock(&self, key: SessionKey) -> Option<RunGuard> {
         let place = self.place(key);
         let lock = Arc::clone(&place.mutex).try_lock_owned().ok()?;

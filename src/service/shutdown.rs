@@ -1,1 +1,36 @@
-//! shutdown
+//! The ordered end: nothing new, turns get their grace, harnesses are put away, the store closes last.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Service;
+
+/// What harnesses have to end in beyond the grace of their turns, before the process ends regardless.
+const LAST_WAIT: Duration = Duration::from_secs(30);
+
+impl Service {
+    /// Begins to go down: verbs refuse, streams end, drivers put their sessions away.
+    pub fn begin_shutdown(&self) {
+        self.closing.cancel();
+    }
+
+    /// Goes down: returns when every driver and unit of work has finished and everything is stored.
+    pub async fn shut_down(self: &Arc<Self>) {
+        self.begin_shutdown();
+        for live in self.live.all() {
+            live.ring();
+        }
+        self.tasks.close();
+        let patience = self.options.shutdown_grace + self.options.cancel_grace + LAST_WAIT;
+        tokio::select! {
+            () = self.tasks.wait() => {}
+            () = self.clock.sleep(patience) => {
+                tracing::error!(live = self.live.count(), "sessions are still live; the next start takes care of them");
+            }
+        }
+        if let Err(error) = self.store.forget_replica(&self.replica).await {
+            tracing::warn!(%error, "this replica's row is left behind");
+        }
+        self.store.close().await;
+    }
+}

@@ -1,1 +1,97 @@
-//! sweeper
+//! What is done every few seconds: recover, expire approvals, put idle sessions away, forget what is old.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Counters, Service, ServiceResult};
+use crate::domain::session::StopCause;
+use crate::domain::sweep::plan;
+
+/// Sessions with expired approvals that one sweep takes care of; the next takes the rest.
+const EXPIRED_AT_ONCE: i64 = 500;
+/// How many sweeps lie between two that also forget what is old.
+const FORGET_EVERY: u64 = 60;
+/// Replicas say how long they will be heard of; nobody relies on it where only one process may use the database.
+const REPLICA_TTL: Duration = Duration::from_secs(10);
+
+impl Service {
+    /// Takes up what an earlier process left, and begins to sweep. Call once, before the first request.
+    ///
+    /// # Errors
+    /// When the store cannot be used.
+    pub async fn run_background(self: &Arc<Self>) -> ServiceResult<()> {
+        let now = self.clock.now();
+        self.store.register_replica(&self.replica, now, now.plus(REPLICA_TTL)).await?;
+        let recovered = self.recover_all().await?;
+        if recovered > 0 {
+            tracing::info!(recovered, "sessions of an earlier process were taken care of");
+        }
+        let this = Arc::clone(self);
+        self.tasks.spawn(async move { this.sweep_for_ever().await });
+        Ok(())
+    }
+
+    async fn sweep_for_ever(self: Arc<Self>) {
+        for round in 1_u64.. {
+            tokio::select! {
+                () = self.clock.sleep(jittered(self.options.sweep_interval)) => {}
+                () = self.closing.cancelled() => return,
+            }
+            // One failure never ends the loop.
+            if let Err(error) = self.sweep(round).await {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(error, "a sweep failed; the next one tries again");
+            }
+        }
+    }
+
+    async fn sweep(self: &Arc<Self>, round: u64) -> ServiceResult<()> {
+        Counters::add(&self.counters.sweeps);
+        self.recover_all().await?;
+        let now = self.clock.now();
+        for key in self.store.list_expired(now, EXPIRED_AT_ONCE).await? {
+            self.expire(key).await?;
+        }
+        for key in plan(&self.live.resting(), self.options.idle_ttl, now) {
+            if let Some(live) = self.live.get(key) {
+                Counters::add(&self.counters.swept);
+                live.put_away(StopCause::IdleTtl);
+            }
+        }
+        if round % FORGET_EVERY == 0 {
+            self.forget_what_is_old().await?;
+        }
+        Ok(())
+    }
+
+    async fn forget_what_is_old(&self) -> ServiceResult<()> {
+        let now = self.clock.now();
+        self.store.purge_once(now.minus(self.options.idempotency_ttl)).await?;
+        self.store.purge_tickets(now).await?;
+        if let Some(retention) = self.options.event_retention {
+            let purged = self.store.purge_events(now.minus(retention)).await?;
+            tracing::info!(purged, "old events were erased");
+        }
+        Ok(())
+    }
+}
+
+/// A tenth more or less, so that replicas do not all look at once.
+fn jittered(interval: Duration) -> Duration {
+    // Without randomness there is no jitter, and no harm.
+    let fraction = getrandom::u32().map_or(0.5, |random| f64::from(random) / f64::from(u32::MAX));
+    interval.mul_f64(0.9 + 0.2 * fraction)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_jitter_is_at_most_a_tenth_either_way() {
+        for _ in 0..1000 {
+            let jittered = jittered(Duration::from_secs(10));
+            assert!((Duration::from_secs(9)..=Duration::from_secs(11)).contains(&jittered), "{jittered:?}");
+        }
+    }
+}

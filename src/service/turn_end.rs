@@ -87,6 +87,39 @@ impl Ending<'_> {
     }
 }
 
+/// Ends the current turn, with what its agent said, and all that wait; true when there was a current one. The session's state is
+/// the caller's to set.
+pub(super) fn end_all_turns(
+    change: &mut Change,
+    session: &Session,
+    open: &[Approval],
+    queued: &[Turn],
+    text: Option<String>,
+    usage: Option<Usage>,
+) -> bool {
+    let current = session.turn.as_ref().filter(|turn| Some(turn.ordinal) == session.state.turn());
+    if let Some(turn) = current {
+        let close_as = ApprovalStatus::Cancelled;
+        let started = turn.started_at.is_some();
+        let text = text.filter(|_| started);
+        Ending { turn, end: TurnEnd::Cancelled, text, usage, open, close_as }.close(change, session);
+    }
+    for turn in queued.iter().filter(|turn| Some(turn.ordinal) != session.state.turn()) {
+        put_cancelled(change, turn);
+    }
+    change.set.queued_turns = Some(0);
+    current.is_some()
+}
+
+fn put_cancelled(change: &mut Change, turn: &Turn) {
+    let at = change.set.at;
+    change.turns.push(TurnWrite::Update(TurnSet {
+        ended_at: Some(at),
+        ..TurnSet::status(turn.ordinal, TurnStatus::Cancelled)
+    }));
+    change.events.push(NewEvent { turn: Some(turn.reference()), at, body: EventBody::TurnCancelled {} });
+}
+
 /// Closes approvals; those that were decided keep their decision.
 pub(super) fn close_approvals(change: &mut Change, open: &[Approval], status: ApprovalStatus) {
     let at = change.set.at;
@@ -111,13 +144,7 @@ pub(super) fn withdraw_queued(
     turn: &Turn,
     next: Option<&Turn>,
 ) -> ServiceResult<()> {
-    let at = change.set.at;
-    let body = EventBody::TurnCancelled {};
-    change.turns.push(TurnWrite::Update(TurnSet {
-        ended_at: Some(at),
-        ..TurnSet::status(turn.ordinal, TurnStatus::Cancelled)
-    }));
-    change.events.push(NewEvent { turn: Some(turn.reference()), at, body });
+    put_cancelled(change, turn);
     if session.state.turn() == Some(turn.ordinal) {
         let transition = Transition::EndTurn { next: next.map(|turn| turn.ordinal) };
         change.set.state = Some(session.state.clone().apply(transition)?);

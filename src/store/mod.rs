@@ -25,7 +25,7 @@ pub use self::change::{
 };
 pub use self::dialect::Sqlite;
 pub use self::query::{
-    ApprovalFilter, Cursor, EventPage, Page, PageRequest, SessionFilter, SessionRef, StrandedSession,
+    ApprovalFilter, Cursor, EventPage, HeldSession, Page, PageRequest, SessionFilter, SessionRef,
 };
 pub use self::seal::{Seal, SealError};
 pub use self::sql::{ApiKey, SqlStore, StoreOptions};
@@ -165,8 +165,8 @@ pub trait Store: Send + Sync {
     async fn find_turn(&self, session: SessionKey, turn: &TurnId) -> Result<Option<Turn>>;
     /// One turn of a session, by its place.
     async fn find_turn_at(&self, session: SessionKey, turn: Ordinal) -> Result<Option<Turn>>;
-    /// The turn that runs when the one at work is over.
-    async fn find_next_turn(&self, session: SessionKey, after: Option<Ordinal>) -> Result<Option<Turn>>;
+    /// The turns that wait, the one that runs next first.
+    async fn list_queued_turns(&self, session: SessionKey, limit: i64) -> Result<Vec<Turn>>;
     /// A session's turns, newest first.
     async fn list_turns(&self, session: SessionKey, page: PageRequest<Ordinal>) -> Result<Page<Turn>>;
     /// A session's turns from one on, oldest first.
@@ -210,8 +210,8 @@ pub trait Store: Send + Sync {
         replica: &ReplicaId,
         from: Option<&ReplicaId>,
     ) -> Result<Option<Lease>>;
-    /// Sessions that some replica other than this one holds, or that have a queued turn and no holder.
-    async fn list_stranded(&self, replica: &ReplicaId, limit: i64) -> Result<Vec<StrandedSession>>;
+    /// Sessions that some replica holds, or that have a turn under way and no holder.
+    async fn list_held(&self, limit: i64) -> Result<Vec<HeldSession>>;
     /// Says that this replica lives.
     async fn register_replica(
         &self,

@@ -131,11 +131,11 @@ pub struct EventPage {
     pub last_seq: i64,
 }
 
-/// A session that a replica left behind, or whose turn nobody has taken up.
+/// A session that a replica holds, or whose turn nobody has taken up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StrandedSession {
+pub struct HeldSession {
     /// The session.
     pub key: SessionKey,
-    /// Who held it.
+    /// Who holds it.
     pub holder: Option<ReplicaId>,
 }

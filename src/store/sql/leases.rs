@@ -1,6 +1,6 @@
 //! Who holds which session.
 
-use super::super::StrandedSession;
+use super::super::HeldSession;
 use super::super::dialect::{Record, Statement};
 use super::rows::Reader;
 use super::{Expect, Step, Write, Written};
@@ -49,25 +49,23 @@ pub(super) fn read_claim(
     }
 }
 
-/// Two questions, each with its own index: who is held by another, and who runs without a holder.
-pub(super) fn list_stranded(replica: &ReplicaId, limit: i64) -> Statement {
+/// Two questions, each with its own index: who is held, and who runs without a holder.
+pub(super) fn list_held(limit: i64) -> Statement {
     Statement::new(
-        "SELECT session_key, lease_holder FROM agent_harness_sessions
-            WHERE lease_holder IS NOT NULL AND lease_holder <> $1
+        "SELECT session_key, lease_holder FROM agent_harness_sessions WHERE lease_holder IS NOT NULL
          UNION ALL
          SELECT session_key, lease_holder FROM agent_harness_sessions
             WHERE status IN ('running', 'awaiting_approval', 'errored') AND status = 'running' AND lease_holder IS NULL
-         LIMIT $2",
+         LIMIT $1",
     )
-    .bind(replica.as_str())
     .bind(limit)
 }
 
-pub(super) fn read_stranded(records: Vec<Record>) -> Result<Vec<StrandedSession>> {
+pub(super) fn read_held(records: Vec<Record>) -> Result<Vec<HeldSession>> {
     let read = |record| {
         let row = Reader::new(record, "agent_harness_sessions", "session_key");
         let holder = row.opt_text("lease_holder")?.map(ReplicaId::from_row);
-        Ok(StrandedSession { key: SessionKey(row.int("session_key")?), holder })
+        Ok(HeldSession { key: SessionKey(row.int("session_key")?), holder })
     };
     records.into_iter().map(read).collect()
 }

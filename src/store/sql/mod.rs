@@ -23,8 +23,8 @@ use super::dialect::{Dialect, Record, Statement};
 use super::wakeup::Wakeups;
 use super::writer::{Expect, Step, Write, WriterHandle, Written};
 use super::{
-    ApprovalFilter, Change, Commit, EventPage, OnceAnswer, Page, PageRequest, Result, Seal, Seen,
-    SessionFilter, SessionRef, Store, StrandedSession, Subscription, WriterStats,
+    ApprovalFilter, Change, Commit, EventPage, HeldSession, OnceAnswer, Page, PageRequest, Result, Seal,
+    Seen, SessionFilter, SessionRef, Store, Subscription, WriterStats,
 };
 use crate::clock::Timestamp;
 use crate::domain::approval::Approval;
@@ -115,8 +115,8 @@ impl<D: Dialect> Store for SqlStore<D> {
     async fn find_turn_at(&self, session: SessionKey, turn: Ordinal) -> Result<Option<Turn>> {
         self.fetch_one(turns::find_at(session, turn)).await?.map(turns::read).transpose()
     }
-    async fn find_next_turn(&self, session: SessionKey, after: Option<Ordinal>) -> Result<Option<Turn>> {
-        self.fetch_one(turns::find_next(session, after)).await?.map(turns::read).transpose()
+    async fn list_queued_turns(&self, session: SessionKey, limit: i64) -> Result<Vec<Turn>> {
+        self.fetch(turns::list_queued(session, limit)).await?.into_iter().map(turns::read).collect()
     }
     async fn list_turns(&self, session: SessionKey, page: PageRequest<Ordinal>) -> Result<Page<Turn>> {
         let rows = self.fetch(turns::list(session, &page)).await?;
@@ -178,8 +178,8 @@ impl<D: Dialect> Store for SqlStore<D> {
         let written = self.writer.write(leases::claim(session, replica, from)).await?;
         leases::read_claim(&written, session, replica)
     }
-    async fn list_stranded(&self, replica: &ReplicaId, limit: i64) -> Result<Vec<StrandedSession>> {
-        leases::read_stranded(self.fetch(leases::list_stranded(replica, limit)).await?)
+    async fn list_held(&self, limit: i64) -> Result<Vec<HeldSession>> {
+        leases::read_held(self.fetch(leases::list_held(limit)).await?)
     }
     async fn register_replica(
         &self,

@@ -33,12 +33,12 @@ pub(super) fn find_at(session: SessionKey, turn: Ordinal) -> Statement {
 }
 
 /// Those that interrupt go before those that wait, each in the order of their coming.
-pub(super) fn find_next(session: SessionKey, after: Option<Ordinal>) -> Statement {
+pub(super) fn list_queued(session: SessionKey, limit: i64) -> Statement {
     Statement::new(select_turn!(
-        "WHERE t.session_key = $1 AND t.status = 'queued' AND t.ordinal <> $2 ORDER BY t.urgent DESC, t.ordinal LIMIT 1"
+        "WHERE t.session_key = $1 AND t.status = 'queued' ORDER BY t.urgent DESC, t.ordinal LIMIT $2"
     ))
     .bind(session)
-    .bind(after.unwrap_or(Ordinal(0)))
+    .bind(limit)
 }
 
 pub(super) fn list(session: SessionKey, page: &PageRequest<Ordinal>) -> Statement {

@@ -1,0 +1,238 @@
+//! Questions of the harness: stored and shown, withdrawn, answered once.
+
+use super::Driver;
+use crate::domain::approval::{Approval, ApprovalStatus, Decision, input_digest};
+use crate::domain::event::{EventBody, NewEvent, Output};
+use crate::domain::scope::Scope;
+use crate::domain::session::{Session, Transition, pending_of};
+use crate::domain::turn::{TurnEnd, TurnRef, TurnStatus};
+use crate::harness::{Answer, ApprovalRequest};
+use crate::ids::{ApprovalId, TurnId};
+use crate::service::decide::answer;
+use crate::service::rows::Rows;
+use crate::service::{Counters, ServiceError, ServiceResult};
+use crate::store::{ApprovalFilter, ApprovalWrite, Change, PageRequest, TurnSet, TurnWrite};
+
+/// The failure with which a harness says that it does not wait for this answer any more.
+const NOT_ASKED: &str = "approval_unknown";
+
+impl Driver {
+    /// A question of the harness becomes an approval; the session's permission mode may answer it at once.
+    pub(super) async fn ask(&mut self, request: ApprovalRequest) -> ServiceResult<()> {
+        let Some(work) = &self.work else { return self.refuse_outside_turn(request).await };
+        if work.ending.is_some() {
+            // The harness was told to end the turn, its questions included.
+            return Ok(());
+        }
+        let (turn, taken_up) = (work.turn.clone(), work.taken_up);
+        if taken_up && let Some(known) = self.known_question(&turn.id, &request.native_id).await? {
+            if known.dispatched_at.is_none() {
+                return Ok(());
+            }
+            // The answer went to a process that died without noting it. It is not given twice.
+            self.stop_harness().await;
+            return self.end_turn(TurnEnd::Interrupted { delivery_known: false }).await;
+        }
+        let asked = self
+            .commit(|change, rows| put_question(change, rows, &request, &turn).map(Some))
+            .await?
+            .filter(|approval| approval.status == ApprovalStatus::Pending);
+        Counters::add(&self.service.counters.approvals_requested);
+        let now = self.now();
+        if let (Some(_), Some(work)) = (asked, &mut self.work) {
+            work.pause(now);
+        }
+        // What the permission mode answered is owed to the harness now, and delivered as any other answer is.
+        Ok(())
+    }
+
+    /// A question that an earlier process of the same turn has asked.
+    async fn known_question(&self, turn: &TurnId, native_id: &str) -> ServiceResult<Option<Approval>> {
+        let session = self.read().await?.session;
+        let filter = ApprovalFilter { session_id: Some(session.id), ..ApprovalFilter::default() };
+        let scope = Scope::Org { org: session.org_id };
+        let page = PageRequest { limit: 200, before: None };
+        let known = self.service.store.list_approvals(&scope, &filter, page).await?;
+        Ok(known.rows.into_iter().find(|known| known.turn_id == *turn && known.native_id == native_id))
+    }
+
+    /// There is no turn that a person could be shown; the harness is told no, and the log says so.
+    async fn refuse_outside_turn(&mut self, request: ApprovalRequest) -> ServiceResult<()> {
+        let label = format!("refused outside a turn: {}", request.title);
+        let event = self.event(Output::Activity { label, tool: Some(request.tool), raw: None });
+        self.outbox.push(event);
+        let no = Answer {
+            native_id: request.native_id,
+            decision: Decision::Deny,
+            option_id: None,
+            reason: Some("no turn is at work".to_owned()),
+            edited_input: None,
+        };
+        if let Err(failure) = self.ask_harness(|harness| harness.answer(no)).await {
+            tracing::warn!(session_key = %self.live.key, code = failure.code, "a harness did not take a refusal");
+        }
+        Ok(())
+    }
+
+    /// The harness does not wait for the answer any more.
+    pub(super) async fn withdraw(&mut self, native_id: &str) -> ServiceResult<()> {
+        let Some(turn) = self.work.as_ref().map(|work| work.turn.ordinal) else { return Ok(()) };
+        self.commit(|change, rows| {
+            let waits = |a: &&Approval| {
+                a.turn == turn && a.native_id == native_id && a.status == ApprovalStatus::Pending
+            };
+            let Some(approval) = rows.open.iter().find(waits) else { return Ok(None) };
+            let void = Approval { status: ApprovalStatus::Cancelled, ..approval.clone() };
+            let body = EventBody::ApprovalCancelled { approval: Box::new(void.clone()) };
+            answer(change, &rows.session, &void, &rows.open, body).map(Some)
+        })
+        .await?;
+        self.go_on_unless_waiting().await
+    }
+
+    /// Tells the harness what was decided: that it is on its way is stored before it is, so that it never goes out twice.
+    pub(super) async fn deliver(&mut self, approval: &Approval) -> ServiceResult<()> {
+        let dispatched = self
+            .commit(|change, rows| {
+                let owed = |a: &&Approval| a.id == approval.id && a.owed_answer().is_some();
+                let Some(current) = rows.open.iter().find(owed) else { return Ok(None) };
+                let dispatched = Approval { dispatched_at: Some(change.set.at), ..current.clone() };
+                change.approvals.push(ApprovalWrite::Update(Box::new(dispatched.clone())));
+                Ok(current.owed_answer().map(|decision| (dispatched, decision)))
+            })
+            .await?;
+        let Some((dispatched, decision)) = dispatched else { return Ok(()) };
+        let told = Answer {
+            native_id: dispatched.native_id.clone(),
+            decision,
+            option_id: dispatched.option_id.clone(),
+            reason: dispatched.reason.clone(),
+            edited_input: dispatched.edited_input.clone(),
+        };
+        match self.ask_harness(|harness| harness.answer(told)).await {
+            Ok(()) => {
+                self.close_answer(&dispatched, ApprovalStatus::Approved).await?;
+                self.go_on_unless_waiting().await
+            }
+            Err(failure) if failure.code == NOT_ASKED => {
+                self.close_answer(&dispatched, ApprovalStatus::Cancelled).await?;
+                self.go_on_unless_waiting().await
+            }
+            Err(failure) => {
+                tracing::warn!(session_key = %self.live.key, code = failure.code, "a harness did not take a decision");
+                self.stop_harness().await;
+                self.end_turn(TurnEnd::Interrupted { delivery_known: false }).await
+            }
+        }
+    }
+
+    /// The answer has arrived, or nobody waited for it any more.
+    async fn close_answer(&mut self, dispatched: &Approval, outcome: ApprovalStatus) -> ServiceResult<()> {
+        self.commit(|change, _| {
+            let at = change.set.at;
+            let (closed, body): (_, fn(Box<Approval>) -> EventBody) = match outcome {
+                ApprovalStatus::Cancelled => {
+                    let void = Approval { status: ApprovalStatus::Cancelled, ..dispatched.clone() };
+                    (void, |approval| EventBody::ApprovalCancelled { approval })
+                }
+                _ => {
+                    let delivered = Approval { delivered_at: Some(at), ..dispatched.clone() };
+                    (delivered, |approval| EventBody::ApprovalDelivered { approval })
+                }
+            };
+            let turn = TurnRef { ordinal: closed.turn, id: closed.turn_id.clone() };
+            change.events.push(NewEvent { turn: Some(turn), at, body: body(Box::new(closed.clone())) });
+            change.approvals.push(ApprovalWrite::Update(Box::new(closed)));
+            Ok(Some(()))
+        })
+        .await
+        .map(drop)
+    }
+
+    /// The turn's time runs again when no person is waited for.
+    async fn go_on_unless_waiting(&mut self) -> ServiceResult<()> {
+        let waits = self.read().await?.open.iter().any(|a| a.status == ApprovalStatus::Pending);
+        let now = self.now();
+        if let (false, Some(work)) = (waits, &mut self.work) {
+            work.go_on(now);
+        }
+        Ok(())
+    }
+}
+
+/// The approval of a question, pending.
+fn question(request: &ApprovalRequest, session: &Session, turn: &TurnRef, change: &Change) -> Approval {
+    let at = change.set.at;
+    Approval {
+        id: ApprovalId::mint(),
+        native_id: request.native_id.clone(),
+        session_id: session.id.clone(),
+        run_id: session.run_id.clone(),
+        turn_id: turn.id.clone(),
+        turn: turn.ordinal,
+        tool: request.tool.clone(),
+        title: request.title.clone(),
+        kind: request.kind.clone(),
+        input_digest: input_digest(&request.tool, &request.input),
+        input: request.input.clone(),
+        options: request.options.clone(),
+        status: ApprovalStatus::Pending,
+        decision: None,
+        option_id: None,
+        reason: None,
+        edited_input: None,
+        decided_by: None,
+        requested_at: at,
+        expires_at: session.limits.approval().map(|wait| at.plus(wait)),
+        decided_at: None,
+        dispatched_at: None,
+        delivered_at: None,
+    }
+}
+
+/// Stores a question, and its answer where the session's permission mode gives one.
+fn put_question(
+    change: &mut Change,
+    rows: &Rows,
+    request: &ApprovalRequest,
+    turn: &TurnRef,
+) -> ServiceResult<Approval> {
+    let session = &rows.session;
+    let asked = question(request, session, turn, change);
+    let at = change.set.at;
+    let say = |body| NewEvent { turn: Some(turn.clone()), at, body };
+    change.events.push(say(EventBody::ApprovalRequested { approval: Box::new(asked.clone()) }));
+    if let Some(answered) = answered_by_mode(&asked, session) {
+        change.events.push(say(EventBody::ApprovalResolved { approval: Box::new(answered.clone()) }));
+        change.set.resolved_approval_ids = Some(session.resolved_ids_with([answered.id.clone()]));
+        change.approvals.push(ApprovalWrite::Insert(Box::new(answered.clone())));
+        return Ok(answered);
+    }
+    let mut open = rows.open.clone();
+    open.push(asked.clone());
+    let (oldest, count) = pending_of(&open);
+    let shown = oldest.map(serde_json::to_value).transpose();
+    change.set.pending = Some((shown.map_err(|error| ServiceError::Bug(error.to_string()))?, count));
+    change.set.state = Some(session.state.clone().apply(Transition::Ask)?);
+    change.turns.push(TurnWrite::Update(TurnSet::status(turn.ordinal, TurnStatus::AwaitingApproval)));
+    change.approvals.push(ApprovalWrite::Insert(Box::new(asked.clone())));
+    Ok(asked)
+}
+
+/// The question with the answer that the session's permission mode gives, if it gives one.
+fn answered_by_mode(asked: &Approval, session: &Session) -> Option<Approval> {
+    let mode = session.permission_mode;
+    let option = mode.automatic_option(&asked.kind, &asked.options);
+    // A harness without options takes a plain yes, which is for this call alone.
+    if option.is_none() && !(asked.options.is_empty() && mode.allows(&asked.kind)) {
+        return None;
+    }
+    Some(Approval {
+        status: ApprovalStatus::Approved,
+        decision: Some(Decision::Approve),
+        option_id: option.map(|option| option.id.clone()),
+        decided_by: Some(format!("permission_mode:{mode}")),
+        decided_at: Some(asked.requested_at),
+        ..asked.clone()
+    })
+}

@@ -1,0 +1,152 @@
+//! The ways in which a driver lets a session go.
+
+use std::sync::Arc;
+
+use super::Driver;
+use super::review::{Step, next_step};
+use crate::domain::session::{SessionState, StopCause, Wish};
+use crate::domain::turn::TurnEnd;
+use crate::harness::HarnessEvent;
+use crate::service::ServiceResult;
+use crate::service::destroy::destroyed;
+use crate::service::rows::Rows;
+use crate::service::stop::stopped;
+use crate::service::turn_end::end_all_turns;
+
+impl Driver {
+    /// Ends turn and harness, then stops or destroys the session.
+    pub(super) async fn fulfil(&mut self, wish: Wish) -> ServiceResult<()> {
+        let ended_well = self.end_work().await?;
+        if wish == Wish::Stop && ended_well {
+            self.detach().await;
+        }
+        self.stop_harness().await;
+        let work = self.work.take();
+        let (text, usage) = match &work {
+            Some(work) => (Some(work.text.clone()), work.usage),
+            None => (None, None),
+        };
+        let service = Arc::clone(&self.service);
+        let _guard = service.locks.lock(self.live.key).await;
+        let had_turn = self
+            .commit_locked(|change, rows| {
+                let Rows { session, open, queued } = rows;
+                let ended = end_all_turns(change, session, open, queued, text.clone(), usage);
+                match rows.session.wish {
+                    Some(Wish::Destroy) => destroyed(change, &rows.session)?,
+                    _ => stopped(change, &rows.session, StopCause::User)?,
+                }
+                change.set.release = true;
+                Ok(Some(ended))
+            })
+            .await?;
+        if had_turn == Some(true) {
+            service.count_turn(&TurnEnd::Cancelled);
+        }
+        service.live.let_go(&self.live);
+        Ok(())
+    }
+
+    /// Tells the harness to end the turn at work and takes what it still does; true when it ended in its time, so that its state
+    /// is one to go on from.
+    async fn end_work(&mut self) -> ServiceResult<bool> {
+        if self.work.is_none() || self.harness.is_none() {
+            return Ok(true);
+        }
+        let until = self.now().plus(self.service.options.cancel_grace);
+        if self.ask_harness(|harness| harness.cancel()).await.is_err() {
+            return Ok(false);
+        }
+        loop {
+            self.outbox.send();
+            let clock = self.service.clock.clone();
+            tokio::select! {
+                biased;
+                stored = self.outbox.settle(), if self.outbox.is_busy() => self.after_append(stored).await?,
+                event = super::RunningHarness::next(&mut self.harness), if !self.outbox.is_full() => match event {
+                    Some(HarnessEvent::Output(output)) => self.put_out(output),
+                    Some(HarnessEvent::Checkpoint { state, durable }) => self.keep_state(state, durable).await?,
+                    Some(HarnessEvent::TurnEnded(_)) => return Ok(true),
+                    Some(HarnessEvent::ApprovalRequested(_) | HarnessEvent::ApprovalWithdrawn { .. }) => {}
+                    Some(HarnessEvent::Exited(_)) | None => return Ok(false),
+                },
+                () = clock.sleep_until(until) => return Ok(false),
+            }
+        }
+    }
+
+    /// Takes the harness's state from it; where it gives none in time, the last one stands.
+    async fn detach(&mut self) {
+        if self.harness.is_none() {
+            return;
+        }
+        match self.ask_harness(|harness| harness.detach()).await {
+            Ok(state) => self.unsaved = Some(state),
+            Err(failure) => {
+                tracing::warn!(session_key = %self.live.key, code = failure.code, "a harness gave no state when it was put away");
+            }
+        }
+    }
+
+    /// Puts a session at rest away; false when work came meanwhile, which then begins with a new harness.
+    pub(super) async fn put_away(&mut self, cause: StopCause) -> ServiceResult<bool> {
+        self.detach().await;
+        // Before the session is let go: there is never more than one live harness of it.
+        self.stop_harness().await;
+        let service = Arc::clone(&self.service);
+        let _guard = service.locks.lock(self.live.key).await;
+        let at_rest = self
+            .commit_locked(|change, rows| {
+                if rows.session.state.turn().is_some() || rows.session.wish.is_some() {
+                    return Ok(Some(false));
+                }
+                // One that failed stays as it is: its error says more than that it is put away.
+                if matches!(rows.session.state, SessionState::Idle) {
+                    stopped(change, &rows.session, cause)?;
+                }
+                change.set.release = true;
+                Ok(Some(true))
+            })
+            .await?;
+        if at_rest != Some(true) {
+            return Ok(false);
+        }
+        service.live.let_go(&self.live);
+        Ok(true)
+    }
+
+    /// The service goes down while a question waits: a later process will be told the answer.
+    pub(super) async fn suspend(&mut self) -> ServiceResult<()> {
+        self.save_state().await?;
+        self.stop_harness().await;
+        self.work = None;
+        let service = Arc::clone(&self.service);
+        let _guard = service.locks.lock(self.live.key).await;
+        self.release().await?;
+        service.live.let_go(&self.live);
+        Ok(())
+    }
+
+    /// Lets a session go as it is; false when there is something to do for it after all.
+    pub(super) async fn leave(&mut self) -> ServiceResult<bool> {
+        let service = Arc::clone(&self.service);
+        let _guard = service.locks.lock(self.live.key).await;
+        let rows = self.read().await?;
+        let posture = self.posture(&rows.session);
+        if next_step(&rows.session, &rows.open, posture) != Step::Leave {
+            return Ok(false);
+        }
+        self.release().await?;
+        service.live.let_go(&self.live);
+        Ok(true)
+    }
+
+    async fn release(&mut self) -> ServiceResult<()> {
+        self.commit_locked(|change, _| {
+            change.set.release = true;
+            Ok(Some(()))
+        })
+        .await
+        .map(drop)
+    }
+}

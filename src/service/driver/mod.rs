@@ -1,0 +1,325 @@
+//! One task per live session: it owns the harness and the lease. It looks at the rows, does the next step that they ask for, and
+//! writes down what the harness does. Commands never talk to it; they change rows and ring.
+
+mod ask;
+mod finish;
+mod harness;
+mod review;
+mod turns;
+mod work;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use serde_json::Value;
+
+use self::harness::RunningHarness;
+use self::review::{Posture, Step, next_step};
+use self::work::Work;
+use super::live::Live;
+use super::outbox::Outbox;
+use super::rows::Rows;
+use super::{Service, ServiceError, ServiceResult};
+use crate::clock::Timestamp;
+use crate::domain::event::{EventBody, NewEvent};
+use crate::domain::lease::Lease;
+use crate::domain::session::Session;
+use crate::harness::ApprovalRecovery;
+use crate::ids::SessionKey;
+use crate::store::{Change, Commit, StoreError};
+
+/// How long a driver tries again when the database cannot be used, before it gives its harness up.
+const STORAGE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// See the module.
+struct Driver {
+    service: Arc<Service>,
+    live: Arc<Live>,
+    lease: Lease,
+    harness: Option<RunningHarness>,
+    work: Option<Work>,
+    outbox: Outbox,
+    /// A resume state that is not stored yet; it goes with the next change.
+    unsaved: Option<Option<Value>>,
+    /// The last state could not be kept at all: too large, or not sealable.
+    state_refused: bool,
+    /// The service goes down: until when a turn may still work.
+    closing_until: Option<Timestamp>,
+}
+
+impl Service {
+    /// Makes sure that a driver of this process looks at the session's rows. Called with the session's mutex held.
+    pub(super) fn ensure_driver(self: &Arc<Self>, key: SessionKey) {
+        match self.live.take(key) {
+            Some(live) => {
+                let this = Arc::clone(self);
+                self.tasks.spawn(async move { this.drive(live).await });
+            }
+            None => {
+                if let Some(live) = self.live.get(key) {
+                    live.ring();
+                }
+            }
+        }
+    }
+
+    async fn drive(self: Arc<Self>, live: Arc<Live>) {
+        let key = live.key;
+        let driven = AssertUnwindSafe(Driver::claim_and_run(Arc::clone(&self), Arc::clone(&live)))
+            .catch_unwind()
+            .await;
+        match driven {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!(session_key = %key, error = &error as &dyn std::error::Error, "a driver gave up")
+            }
+            Err(_) => tracing::error!(session_key = %key, "a driver panicked"),
+        }
+        // A driver that ended as it should has let go already. One that did not leaves its lease to recovery.
+        if self.live.get(key).is_some_and(|other| Arc::ptr_eq(&other, &live)) {
+            let _guard = self.locks.lock(key).await;
+            self.live.let_go(&live);
+        }
+    }
+}
+
+impl Driver {
+    async fn claim_and_run(service: Arc<Service>, live: Arc<Live>) -> ServiceResult<()> {
+        let Some(lease) = service.store.claim(live.key, &service.replica, None).await? else {
+            // Somebody else has it, or recovery has not got to it yet.
+            return Ok(());
+        };
+        let outbox = Outbox::new(Arc::clone(&service.store), live.key);
+        let mut driver = Self {
+            service,
+            live,
+            lease,
+            harness: None,
+            work: None,
+            outbox,
+            unsaved: None,
+            state_refused: false,
+            closing_until: None,
+        };
+        let ended = driver.run().await;
+        // Whatever ended it, nothing of the harness is left when this returns.
+        driver.stop_harness().await;
+        ended
+    }
+
+    async fn run(&mut self) -> ServiceResult<()> {
+        loop {
+            let rows = self.read().await?;
+            match next_step(&rows.session, &rows.open, self.posture(&rows.session)) {
+                Step::Rest => self.wait().await?,
+                Step::Start => self.start_turn(&rows.session).await?,
+                Step::TakeUp => self.take_up_turn(&rows.session).await?,
+                Step::Deliver(approval) => self.deliver(&approval).await?,
+                Step::Cancel => self.cancel_turn().await?,
+                Step::EndUnattended => self.end_unattended().await?,
+                Step::Fulfil(wish) => return self.fulfil(wish).await,
+                Step::PutAway(cause) => {
+                    if self.put_away(cause).await? {
+                        return Ok(());
+                    }
+                }
+                Step::Suspend => return self.suspend().await,
+                Step::Leave => {
+                    if self.leave().await? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn posture(&self, session: &Session) -> Posture {
+        Posture {
+            at_work: self.work.as_ref().map(|work| work.turn.ordinal),
+            ending: self.work.as_ref().is_some_and(|work| work.ending.is_some()),
+            harness_runs: self.harness.is_some(),
+            put_away: self.live.wants_put_away(),
+            closing: self.service.closing.is_cancelled(),
+            restores_exactly: self.service.restores_exactly(session),
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.service.clock.now()
+    }
+
+    /// Waits until the rows or the harness ask for a next step.
+    async fn wait(&mut self) -> ServiceResult<()> {
+        if self.work.is_none() {
+            self.live.rests_since(self.now());
+        }
+        loop {
+            if !self.outbox.is_busy()
+                && self.unsaved.is_some()
+                && self.harness.as_ref().is_none_or(RunningHarness::is_quiet)
+            {
+                self.save_state().await?;
+            }
+            self.outbox.send();
+            let deadline = self.deadline();
+            let clock = &self.service.clock;
+            tokio::select! {
+                biased;
+                stored = self.outbox.settle(), if self.outbox.is_busy() => self.after_append(stored).await?,
+                () = self.live.rung() => return Ok(()),
+                event = RunningHarness::next(&mut self.harness), if self.harness.is_some() && !self.outbox.is_full() => {
+                    if self.take_event(event).await? {
+                        return Ok(());
+                    }
+                }
+                () = clock.sleep_until(deadline.unwrap_or_default()), if deadline.is_some() => {
+                    return self.after_deadline().await;
+                }
+                () = self.service.closing.cancelled(), if self.closing_until.is_none() => {
+                    self.closing_until = Some(self.now().plus(self.service.options.shutdown_grace));
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// An append that could not be stored waits in the outbox; it is tried again for a while.
+    async fn after_append(&mut self, stored: Result<(), StoreError>) -> ServiceResult<()> {
+        match stored {
+            Err(StoreError::Unavailable(error)) => {
+                tracing::warn!(session_key = %self.live.key, %error, "events cannot be stored; trying again");
+                self.settle_outbox().await
+            }
+            stored => Ok(stored?),
+        }
+    }
+
+    /// Waits until nothing is in flight, trying again while the database cannot be used.
+    async fn settle_outbox(&mut self) -> ServiceResult<()> {
+        let mut patience = Patience::new(&self.service);
+        loop {
+            match self.outbox.settle().await {
+                Err(StoreError::Unavailable(error)) => {
+                    patience.wait(StoreError::Unavailable(error)).await?;
+                    self.outbox.send();
+                }
+                stored => return Ok(stored?),
+            }
+        }
+    }
+
+    async fn read(&self) -> ServiceResult<Rows> {
+        let mut patience = Patience::new(&self.service);
+        loop {
+            match self.read_once().await {
+                Err(ServiceError::Store(error @ StoreError::Unavailable(_))) => patience.wait(error).await?,
+                read => return read,
+            }
+        }
+    }
+
+    async fn read_once(&self) -> ServiceResult<Rows> {
+        let rows = self.service.read_rows(self.live.key).await?.ok_or(ServiceError::NotFound)?;
+        if rows.session.holder.as_ref() == Some(self.lease.holder()) {
+            Ok(rows)
+        } else {
+            Err(ServiceError::LeaseLost)
+        }
+    }
+
+    /// Commits a change of the session together with all that waits in the outbox before it. `decide` sees the rows as they are
+    /// and may find that there is nothing to change any more: `None`.
+    async fn commit<T: Send>(
+        &mut self,
+        decide: impl FnMut(&mut Change, &Rows) -> ServiceResult<Option<T>> + Send,
+    ) -> ServiceResult<Option<T>> {
+        let service = Arc::clone(&self.service);
+        let _guard = service.locks.lock(self.live.key).await;
+        self.commit_locked(decide).await
+    }
+
+    /// [`Driver::commit`], for a caller that holds the session's mutex.
+    async fn commit_locked<T: Send>(
+        &mut self,
+        mut decide: impl FnMut(&mut Change, &Rows) -> ServiceResult<Option<T>> + Send,
+    ) -> ServiceResult<Option<T>> {
+        self.settle_outbox().await?;
+        let mut patience = Patience::new(&self.service);
+        loop {
+            let rows = self.read().await?;
+            let mut change = Change::held(&rows.session, &self.lease, self.now());
+            let before = self.outbox.take();
+            change.events.clone_from(&before);
+            change.set.resume_state.clone_from(&self.unsaved);
+            let value = match decide(&mut change, &rows) {
+                Ok(Some(value)) => value,
+                nothing => {
+                    self.outbox.put_back(before);
+                    return nothing;
+                }
+            };
+            match self.service.store.commit(change).await {
+                Ok(Commit::Done) => {
+                    self.unsaved = None;
+                    return Ok(Some(value));
+                }
+                Ok(Commit::Stale) => self.outbox.put_back(before),
+                Ok(Commit::Repeated | Commit::RunExists) => {
+                    return Err(ServiceError::Bug("a driver's change has no idempotency key".to_owned()));
+                }
+                Err(error @ StoreError::Unavailable(_)) => {
+                    self.outbox.put_back(before);
+                    patience.wait(error).await?;
+                }
+                Err(StoreError::Seal(error)) => {
+                    // The change is made without it: an older state, or none, is what the next process starts from.
+                    tracing::error!(session_key = %self.live.key, %error, "the resume state cannot be kept");
+                    self.outbox.put_back(before);
+                    self.unsaved = None;
+                    self.state_refused = true;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn event(&self, body: impl Into<EventBody>) -> NewEvent {
+        let turn = self.work.as_ref().map(|work| work.turn.clone());
+        NewEvent { turn, at: self.now(), body: body.into() }
+    }
+}
+
+impl Service {
+    /// Whether a new process of the session's harness would stand exactly where the last one stood.
+    pub(super) fn restores_exactly(&self, session: &Session) -> bool {
+        let exact = |harness: &Arc<dyn crate::harness::Harness>| {
+            harness.capabilities().approval_recovery == ApprovalRecovery::Exact
+        };
+        session.has_resume_state && self.harnesses.get(&session.harness).is_some_and(exact)
+    }
+}
+
+/// Tries again for a while, ever more slowly.
+struct Patience {
+    clock: crate::clock::Clock,
+    since: Timestamp,
+    pause: Duration,
+}
+
+impl Patience {
+    fn new(service: &Service) -> Self {
+        Self { clock: service.clock.clone(), since: service.clock.now(), pause: Duration::from_millis(20) }
+    }
+
+    /// Waits before the next try; gives the error back when patience is over.
+    async fn wait(&mut self, error: StoreError) -> ServiceResult<()> {
+        if self.clock.now().since(self.since) >= STORAGE_PATIENCE {
+            return Err(error.into());
+        }
+        self.clock.sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(Duration::from_secs(1));
+        Ok(())
+    }
+}

@@ -1,0 +1,272 @@
+//! Turns: given to the harness, followed, ended.
+
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::Driver;
+use super::harness::input_of;
+use super::work::{Ending, Work};
+use crate::clock::Timestamp;
+use crate::domain::approval::ApprovalStatus;
+use crate::domain::event::{EventBody, NewEvent, Output};
+use crate::domain::session::{Session, Wish};
+use crate::domain::turn::{Failure, TurnEnd, TurnStatus};
+use crate::harness::{Continuity, HarnessEvent, TurnOutcome};
+use crate::service::turn_end::Ending as Closing;
+use crate::service::{Counters, ServiceResult};
+use crate::store::{TurnSet, TurnWrite};
+
+impl Driver {
+    /// Gives the queued turn to the harness, starting one where none runs. That the prompt is on its way is stored before it is:
+    /// from then on it is never given to a harness again.
+    pub(super) async fn start_turn(&mut self, session: &Session) -> ServiceResult<()> {
+        if self.harness.is_none() && self.start_harness(session, None).await?.is_none() {
+            return Ok(());
+        }
+        let rehydrated = self.harness.as_mut().is_some_and(|harness| std::mem::take(&mut harness.rehydrated));
+        let dispatched = self
+            .commit(|change, rows| {
+                let current = rows.current_turn().filter(|turn| turn.status == TurnStatus::Queued);
+                let (Some(turn), None) = (current, rows.session.wish) else { return Ok(None) };
+                let at = change.set.at;
+                change.turns.push(TurnWrite::Update(TurnSet {
+                    started_at: Some(at),
+                    rehydrated: Some(rehydrated),
+                    ..TurnSet::status(turn.ordinal, TurnStatus::Running)
+                }));
+                change.events.push(NewEvent {
+                    turn: Some(turn.reference()),
+                    at,
+                    body: EventBody::TurnStarted {},
+                });
+                Ok(Some((turn.clone(), rows.session.limits.turn())))
+            })
+            .await?;
+        let Some((turn, limit)) = dispatched else { return Ok(()) };
+        self.work = Some(Work::new(&turn, limit, self.now()));
+        self.live.works();
+        let input = input_of(&turn);
+        match self.ask_harness(|harness| harness.prompt(input)).await {
+            Ok(()) => Ok(()),
+            Err(failure) => {
+                self.stop_harness().await;
+                self.end_turn(TurnEnd::Failed(failure)).await
+            }
+        }
+    }
+
+    /// Starts a harness that stands in the middle of the current turn.
+    pub(super) async fn take_up_turn(&mut self, session: &Session) -> ServiceResult<()> {
+        let Some(turn) = session.turn.clone() else { return Ok(()) };
+        self.work = Some(Work::taken_up(&turn, session.limits.turn()));
+        self.live.works();
+        match self.start_harness(session, Some(turn.id.clone())).await? {
+            Some(Continuity::Exact) => Ok(()),
+            Some(Continuity::New | Continuity::Restored | Continuity::Lost { .. }) => {
+                self.stop_harness().await;
+                self.end_turn(TurnEnd::Interrupted { delivery_known: true }).await
+            }
+            // It was not wanted any more, or failed to start and the turn with it.
+            None => {
+                self.work = None;
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells the harness to end the turn at work, and gives it a while for that.
+    pub(super) async fn cancel_turn(&mut self) -> ServiceResult<()> {
+        self.tell_to_end(TurnEnd::Cancelled).await
+    }
+
+    async fn tell_to_end(&mut self, end: TurnEnd) -> ServiceResult<()> {
+        let until = self.now().plus(self.service.options.cancel_grace);
+        if let Some(work) = &mut self.work {
+            work.ending = Some(Ending { end, until });
+        }
+        if let Err(failure) = self.ask_harness(|harness| harness.cancel()).await {
+            tracing::warn!(session_key = %self.live.key, code = failure.code, "a harness could not be told to cancel");
+            return self.kill_turn().await;
+        }
+        Ok(())
+    }
+
+    /// The turn did not end in its time: its harness is ended instead.
+    async fn kill_turn(&mut self) -> ServiceResult<()> {
+        self.stop_harness().await;
+        let end = self.work.as_ref().and_then(|work| work.ending.as_ref()).map(|ending| ending.end.clone());
+        self.end_turn(end.unwrap_or(TurnEnd::Cancelled)).await
+    }
+
+    /// The moment at which something must be done though nothing happens.
+    pub(super) fn deadline(&self) -> Option<Timestamp> {
+        let work = self.work.as_ref()?;
+        [work.deadline(), self.closing_until].into_iter().flatten().min()
+    }
+
+    pub(super) async fn after_deadline(&mut self) -> ServiceResult<()> {
+        let now = self.now();
+        let Some(work) = &self.work else { return Ok(()) };
+        if work.ending.as_ref().is_some_and(|ending| ending.until <= now) {
+            return self.kill_turn().await;
+        }
+        if self.closing_until.is_some_and(|until| until <= now) {
+            self.stop_harness().await;
+            return self.end_turn(TurnEnd::Interrupted { delivery_known: true }).await;
+        }
+        if work.ending.is_none() && work.deadline().is_some_and(|deadline| deadline <= now) {
+            return self.tell_to_end(TurnEnd::TimedOut).await;
+        }
+        Ok(())
+    }
+
+    /// Takes what the harness does; true when the rows should be looked at again.
+    pub(super) async fn take_event(&mut self, event: Option<HarnessEvent>) -> ServiceResult<bool> {
+        match event {
+            Some(HarnessEvent::Output(output)) => {
+                self.put_out(output);
+                Ok(false)
+            }
+            Some(HarnessEvent::Checkpoint { state, durable }) => {
+                self.keep_state(state, durable).await?;
+                Ok(false)
+            }
+            Some(HarnessEvent::ApprovalRequested(request)) => self.ask(request).await.map(|()| true),
+            Some(HarnessEvent::ApprovalWithdrawn { native_id }) => {
+                self.withdraw(&native_id).await.map(|()| true)
+            }
+            Some(HarnessEvent::TurnEnded(outcome)) => self.turn_ended(outcome).await.map(|()| true),
+            Some(HarnessEvent::Exited(failure)) => self.harness_lost(failure).await.map(|()| true),
+            None => {
+                let failure = Failure::new("agent_exited", "the harness ended without a word");
+                self.harness_lost(failure).await.map(|()| true)
+            }
+        }
+    }
+
+    pub(super) fn put_out(&mut self, output: Output) {
+        if let Some(work) = &mut self.work {
+            match &output {
+                Output::TextDelta { text } => work.say(text),
+                Output::Usage(usage) => work.usage = Some(*usage),
+                _ => {}
+            }
+        }
+        let event = self.event(output);
+        self.outbox.push(event);
+    }
+
+    /// Keeps a resume state: at once when the harness waits for it, else with the next change or when the harness is quiet.
+    pub(super) async fn keep_state(
+        &mut self,
+        state: Option<Value>,
+        durable: Option<oneshot::Sender<()>>,
+    ) -> ServiceResult<()> {
+        self.unsaved = Some(state);
+        let Some(durable) = durable else { return Ok(()) };
+        self.state_refused = false;
+        self.save_state().await?;
+        if !self.state_refused && durable.send(()).is_err() {
+            tracing::debug!(session_key = %self.live.key, "a harness did not wait for its state to be stored");
+        }
+        Ok(())
+    }
+
+    pub(super) async fn save_state(&mut self) -> ServiceResult<()> {
+        self.commit(|_, _| Ok(Some(()))).await.map(drop)
+    }
+
+    async fn turn_ended(&mut self, outcome: TurnOutcome) -> ServiceResult<()> {
+        let Some(work) = &self.work else {
+            tracing::debug!(session_key = %self.live.key, "the end of a turn that nobody waits for");
+            return Ok(());
+        };
+        let asked = work.ending.as_ref().map(|ending| ending.end.clone());
+        let end = match (outcome, asked) {
+            // It was done before it heard that it should end.
+            (TurnOutcome::Completed { stop_reason }, None | Some(TurnEnd::Cancelled)) => {
+                TurnEnd::Completed { stop_reason }
+            }
+            (_, Some(asked)) => asked,
+            (TurnOutcome::Failed(failure), None) => TurnEnd::Failed(failure),
+            (TurnOutcome::Cancelled, None) => TurnEnd::Cancelled,
+        };
+        self.end_turn(end).await
+    }
+
+    /// The harness is gone. A turn that waits for a person goes on waiting where a new process can be told the answer.
+    pub(super) async fn harness_lost(&mut self, failure: Failure) -> ServiceResult<()> {
+        self.stop_harness().await;
+        let Some(work) = &self.work else { return Ok(()) };
+        if let Some(ending) = &work.ending {
+            let end = ending.end.clone();
+            return self.end_turn(end).await;
+        }
+        // What waits is stored first: whether the call can be restored depends on the last state.
+        self.save_state().await?;
+        let rows = self.read().await?;
+        let on_its_way = rows.open.iter().any(|a| a.dispatched_at.is_some() && a.delivered_at.is_none());
+        if on_its_way {
+            return self.end_turn(TurnEnd::Interrupted { delivery_known: false }).await;
+        }
+        if rows.open.is_empty() {
+            return self.end_turn(TurnEnd::Failed(failure)).await;
+        }
+        if self.service.restores_exactly(&rows.session) {
+            // The next step is found from the rows: wait without a harness, or take the turn up to deliver an answer.
+            self.work = None;
+            return Ok(());
+        }
+        self.end_turn(TurnEnd::Interrupted { delivery_known: true }).await
+    }
+
+    /// A turn that no harness works on, and none can take up.
+    pub(super) async fn end_unattended(&mut self) -> ServiceResult<()> {
+        let end = match self.read().await?.session.wish {
+            Some(Wish::Cancel) => TurnEnd::Cancelled,
+            _ => TurnEnd::Interrupted { delivery_known: true },
+        };
+        self.end_turn(end).await
+    }
+
+    /// Ends the current turn: its row, its approvals, the session, in one transaction with all that it put out before.
+    pub(super) async fn end_turn(&mut self, end: TurnEnd) -> ServiceResult<()> {
+        // Questions of a process that was lost cannot be answered any more; those of a turn that ends are void.
+        let lost = matches!(end, TurnEnd::Interrupted { .. })
+            || (self.harness.is_none() && matches!(end, TurnEnd::Failed(_)));
+        let close_as = if lost { ApprovalStatus::Orphaned } else { ApprovalStatus::Cancelled };
+        let work = self.work.take();
+        let (text, usage) = match &work {
+            Some(work) => (Some(work.text.clone()), work.usage),
+            None => (None, None),
+        };
+        let ended = self
+            .commit(|change, rows| {
+                let Some(turn) = rows.current_turn() else { return Ok(None) };
+                let closing =
+                    Closing { turn, end: end.clone(), text: text.clone(), usage, open: &rows.open, close_as };
+                closing.apply(change, &rows.session, rows.next_after(turn.ordinal))?;
+                Ok(Some(()))
+            })
+            .await?;
+        if ended.is_some() {
+            self.service.count_turn(&end);
+        }
+        self.live.rests_since(self.now());
+        Ok(())
+    }
+}
+
+impl crate::service::Service {
+    /// Counts a turn by how it ended.
+    pub(in crate::service) fn count_turn(&self, end: &TurnEnd) {
+        let place = match end {
+            TurnEnd::Completed { .. } => 0,
+            TurnEnd::Failed(_) => 1,
+            TurnEnd::Cancelled => 2,
+            TurnEnd::Interrupted { .. } => 3,
+            TurnEnd::TimedOut => 4,
+        };
+        Counters::add(&self.counters.turns[place]);
+    }
+}

@@ -1,0 +1,141 @@
+//! The verbs together with the driver and a real store: what needs no HTTP to be shown.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::domain::approval::{Decision, DecisionRequest};
+use crate::domain::scope::{Principal, Role, Scope, permissions_of};
+use crate::domain::session::SessionStatus;
+use crate::domain::turn::{Prompt, TurnStatus};
+use crate::ids::KeyId;
+use crate::store::{ApprovalFilter, PageRequest, Seal, SessionRef, SqlStore, StoreOptions};
+
+struct Fixture {
+    service: Arc<Service>,
+    _directory: TempDir,
+}
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+async fn fixture() -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let options = StoreOptions { path: directory.path().join("ostler.db"), exclusive: true };
+    let store = SqlStore::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
+    let harnesses = Registry::new(&BTreeMap::new()).unwrap();
+    let options = ServiceOptions::new(directory.path().to_owned());
+    let service = Service::new(Arc::new(store), harnesses, Clock::System, options);
+    service.run_background().await.unwrap();
+    Fixture { service, _directory: directory }
+}
+
+fn alice() -> Principal {
+    Principal {
+        key: KeyId::mint(),
+        org: "acme".into(),
+        role: Role::Owner,
+        owner: Some("alice".into()),
+        on_behalf_of: None,
+        permissions: permissions_of(Role::Owner, &[]).unwrap(),
+    }
+}
+
+fn asks(prompt: &str) -> CreateSession {
+    CreateSession {
+        harness: "demo".into(),
+        prompt: Some(Prompt::Text(prompt.into())),
+        settings: serde_json::json!({"token_delay_ms": 0}),
+        ..CreateSession::default()
+    }
+}
+
+impl Fixture {
+    async fn create(&self, prompt: &str) -> SessionView {
+        self.service.create(&alice(), asks(prompt), None).await.unwrap()
+    }
+
+    /// Waits until the session's first turn has ended or waits for a person.
+    async fn settled(&self, view: &SessionView) -> crate::domain::turn::Turn {
+        let turn = view.session.turn.as_ref().unwrap().id.clone();
+        let deadline = self.service.clock.now().plus(DEADLINE);
+        self.service.wait_for_turn(&view.session, &turn, deadline).await.unwrap()
+    }
+
+    async fn pending(&self) -> crate::ids::ApprovalId {
+        let page = PageRequest { limit: 10, before: None };
+        let approvals =
+            self.service.list_approvals(&scope(), &ApprovalFilter::default(), page).await.unwrap();
+        approvals.rows[0].id.clone()
+    }
+}
+
+fn scope() -> Scope {
+    alice().scope()
+}
+
+fn says(decision: Decision) -> DecisionRequest {
+    DecisionRequest {
+        decision,
+        option_id: None,
+        reason: None,
+        edited_input: None,
+        input_digest: None,
+        decided_by: "alice".into(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_runs_waits_for_a_person_and_ends() {
+    let fixture = fixture().await;
+    let view = fixture.create("/say hello\n/ask shell {\"command\":\"ls\"}\n/say done").await;
+    let turn = fixture.settled(&view).await;
+    assert_eq!(turn.status, TurnStatus::AwaitingApproval);
+    let decided = fixture
+        .service
+        .decide(&scope(), &fixture.pending().await, says(Decision::Approve), None)
+        .await
+        .unwrap();
+    assert!(!decided.idempotent);
+    let mut tail = fixture
+        .service
+        .follow(&scope(), &SessionRef::Id(view.session.id.clone()), 0, Until::Idle)
+        .await
+        .unwrap()
+        .unwrap();
+    let mut kinds = Vec::new();
+    while let Some(events) = tokio::time::timeout(DEADLINE, tail.next()).await.unwrap().unwrap() {
+        kinds.extend(events.iter().map(|published| published.event.kind.clone()));
+    }
+    assert_eq!(
+        kinds,
+        [
+            "session.created",
+            "turn.queued",
+            "turn.started",
+            "text.delta",
+            "tool.started",
+            "approval.requested",
+            "approval.resolved",
+            "approval.delivered",
+            "tool.completed",
+            "text.delta",
+            "turn.completed",
+        ]
+    );
+    let session = fixture.service.lookup(&scope(), &SessionRef::Id(view.session.id)).await.unwrap();
+    assert_eq!(session.session.state.status(), SessionStatus::Idle);
+    assert_eq!(session.session.turn.unwrap().text.as_deref(), Some("hellodone"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shutting_down_puts_idle_sessions_away_and_leaves_a_question_decidable() {
+    let fixture = fixture().await;
+    let idle = fixture.create("/remember blue").await;
+    let waiting = fixture.create("/ask shell {}").await;
+    fixture.settled(&idle).await;
+    fixture.settled(&waiting).await;
+    tokio::time::timeout(DEADLINE, fixture.service.shut_down()).await.unwrap();
+    assert_eq!(fixture.service.live_count(), 0);
+}
