@@ -1,0 +1,238 @@
+//! An agent as the operator describes it: `[harness.NAME] kind = "acp"`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Component, Path};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// An ACP agent: its command, its surroundings, and what it needs to hear before the first prompt.
+///
+/// Values of `env` and `files` may hold the placeholders `{state_dir}` and `{workspace}`. `Debug` shows neither values of
+/// the environment nor contents of files nor parameters: they may be secrets.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AcpConfig {
+    /// The program and its arguments. No shell reads it.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// Variables for the agent, on top of the few that it gets anyway; they win over those.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Names of variables that pass from the service's own environment, where they are set.
+    #[serde(default)]
+    pub inherit_env: Vec<String>,
+    /// Files that are written before the start where they do not exist: path below the state directory, content.
+    #[serde(default)]
+    pub files: BTreeMap<String, String>,
+    /// The id of the method to authenticate with, for agents that want to be asked.
+    #[serde(default)]
+    pub authenticate: Option<String>,
+    /// Requests that follow a new conversation and each one taken up, in order. They set, say, the mode in which the
+    /// agent asks before it acts; an agent that refuses one is not used.
+    #[serde(default)]
+    pub after_new: Vec<AfterNew>,
+    /// Its name for people; the harness's name when absent.
+    #[serde(default)]
+    pub label: Option<String>,
+    /// One sentence about it.
+    #[serde(default)]
+    pub description: Option<String>,
+    /// What to do when its command is missing.
+    #[serde(default)]
+    pub install: Option<String>,
+    /// How many seconds the agent has from its start to its conversation.
+    #[serde(default = "default_start_seconds")]
+    pub start_seconds: u64,
+    /// How many seconds the agent has to take a message. One that does not read is ended.
+    #[serde(default = "default_write_seconds")]
+    pub write_seconds: u64,
+}
+
+/// A request that follows a new conversation and each one taken up.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AfterNew {
+    /// The method, such as `session/set_mode`.
+    pub method: String,
+    /// Its parameters; `sessionId` is filled in where it is absent.
+    #[serde(default)]
+    pub params: Map<String, Value>,
+}
+
+/// The directories that placeholders stand for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places<'a> {
+    /// `{state_dir}`
+    pub state_dir: &'a str,
+    /// `{workspace}`
+    pub workspace: &'a str,
+}
+
+// The slowest agent seen took 11 s on a loaded machine.
+fn default_start_seconds() -> u64 {
+    60
+}
+
+fn default_write_seconds() -> u64 {
+    30
+}
+
+impl AcpConfig {
+    /// Looks for what cannot work.
+    ///
+    /// # Errors
+    /// The first complaint, in words that name the key.
+    pub fn check(&self) -> Result<(), String> {
+        if self.command.first().is_none_or(String::is_empty) {
+            return Err("an ACP harness requires a command".to_owned());
+        }
+        if self.command.iter().any(|word| word.contains('\0')) {
+            return Err("command: no NUL characters".to_owned());
+        }
+        for name in self.env.keys().chain(&self.inherit_env) {
+            if name.is_empty() || name.contains(['=', '\0']) {
+                return Err(format!("env: {name:?} cannot be the name of a variable"));
+            }
+        }
+        if let Some(path) = self.files.keys().find(|path| !is_below(Path::new(path))) {
+            return Err(format!("files: {path:?} is not a path below the state directory"));
+        }
+        if self.after_new.iter().any(|request| request.method.is_empty()) {
+            return Err("after_new: a request requires a method".to_owned());
+        }
+        if self.start_seconds == 0 || self.write_seconds == 0 {
+            return Err("start_seconds and write_seconds: at least 1".to_owned());
+        }
+        Ok(())
+    }
+
+    pub(super) fn start_deadline(&self) -> Duration {
+        Duration::from_secs(self.start_seconds)
+    }
+
+    pub(super) fn write_deadline(&self) -> Duration {
+        Duration::from_secs(self.write_seconds)
+    }
+}
+
+impl Places<'_> {
+    /// The text with its placeholders filled in.
+    pub(super) fn fill(&self, text: &str) -> String {
+        text.replace("{state_dir}", self.state_dir).replace("{workspace}", self.workspace)
+    }
+}
+
+impl AfterNew {
+    /// The parameters for one conversation.
+    pub(super) fn params_for(&self, session_id: &str) -> Value {
+        let mut params = self.params.clone();
+        params.entry("sessionId").or_insert_with(|| Value::from(session_id));
+        Value::Object(params)
+    }
+}
+
+impl fmt::Debug for AcpConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let env: Vec<_> = self.env.keys().collect();
+        let files: Vec<_> = self.files.keys().collect();
+        f.debug_struct("AcpConfig")
+            .field("command", &self.command)
+            .field("env", &env)
+            .field("inherit_env", &self.inherit_env)
+            .field("files", &files)
+            .field("after_new", &self.after_new)
+            .field("start_seconds", &self.start_seconds)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AfterNew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AfterNew").field("method", &self.method).finish_non_exhaustive()
+    }
+}
+
+fn is_below(path: &Path) -> bool {
+    path.file_name().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::HarnessConfig;
+
+    fn read(text: &str) -> Result<AcpConfig, toml::de::Error> {
+        toml::from_str(text).map(|HarnessConfig::Acp(config)| config)
+    }
+
+    const WHOLE: &str = r#"
+        kind = "acp"
+        command = ["codex-acp"]
+        env = { CODEX_HOME = "{state_dir}/.codex", KEY = "hush" }
+        inherit_env = ["OPENAI_API_KEY"]
+        files = { ".codex/config.toml" = "token = \"hush\"" }
+        authenticate = "api-key"
+        label = "Codex"
+        start_seconds = 90
+
+        [[after_new]]
+        method = "session/set_mode"
+        params = { modeId = "read-only" }
+    "#;
+
+    #[test]
+    fn a_table_of_the_configuration_is_read_whole() {
+        let config = read(WHOLE).unwrap();
+        assert_eq!(config.check(), Ok(()));
+        assert_eq!(config.start_deadline(), Duration::from_secs(90));
+        assert_eq!(
+            config.after_new[0].params_for("s-1"),
+            serde_json::json!({"sessionId": "s-1", "modeId": "read-only"})
+        );
+        let places = Places { state_dir: "/state", workspace: "/work" };
+        assert_eq!(places.fill(&config.env["CODEX_HOME"]), "/state/.codex");
+        assert_eq!(places.fill("{workspace}:{other}"), "/work:{other}");
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_also_behind_the_kind() {
+        let complaint = read("kind = \"acp\"\ncommand = [\"a\"]\ncomand = 1").unwrap_err().to_string();
+        assert!(complaint.contains("comand"), "{complaint}");
+        let complaint = read("kind = \"acp\"\n[[after_new]]\nmethod = \"m\"\nparam = {}").unwrap_err();
+        assert!(complaint.to_string().contains("param"), "{complaint}");
+    }
+
+    #[test]
+    fn row_15_a_harness_without_a_command_is_refused() {
+        for text in ["kind = \"acp\"", "kind = \"acp\"\ncommand = []", "kind = \"acp\"\ncommand = [\"\"]"] {
+            let complaint = read(text).unwrap().check().unwrap_err();
+            assert!(complaint.contains("requires a command"), "{complaint}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_the_key_in_the_words() {
+        for (line, key) in [
+            ("env = { \"A=B\" = \"\" }", "env"),
+            ("inherit_env = [\"\"]", "env"),
+            ("files = { \"../x\" = \"\" }", "files"),
+            ("files = { \"/etc/x\" = \"\" }", "files"),
+            ("files = { \"\" = \"\" }", "files"),
+            ("after_new = [{ method = \"\" }]", "after_new"),
+            ("start_seconds = 0", "start_seconds"),
+        ] {
+            let config = read(&format!("kind = \"acp\"\ncommand = [\"a\"]\n{line}")).unwrap();
+            let complaint = config.check().unwrap_err();
+            assert!(complaint.contains(key), "{line}: {complaint}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let shown = format!("{:?}", read(WHOLE).unwrap());
+        assert!(shown.contains("CODEX_HOME") && !shown.contains("hush"), "{shown}");
+    }
+}

@@ -1,0 +1,109 @@
+//! What an agent has started, found in `/proc`: also what left its process group, or outlived its parent.
+//!
+//! Agents run their tools in sessions of their own, where a signal to the agent's group does not reach them, and a tool
+//! whose parent has died belongs to nobody any more. Three marks find them: the process group, the line of parents, and a
+//! variable in the environment that no other agent has.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The variable that marks an agent's processes; its value is new for each start.
+pub(super) const TAG: &str = "OSTLER_AGENT";
+
+/// A process, told from a later one with the same number by the time of its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Found {
+    pid: i32,
+    started: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stat {
+    parent: i32,
+    group: i32,
+    started: u64,
+    zombie: bool,
+}
+
+/// All that still runs of the agent with this process id and tag, but not the agent itself.
+pub(super) fn find(agent: Pid, tag: &str) -> Vec<Found> {
+    let agent = agent.as_raw_nonzero().get();
+    let mut table: HashMap<i32, Stat> =
+        pids().into_iter().filter_map(|pid| stat(pid).map(|stat| (pid, stat))).collect();
+    table.retain(|_, stat| !stat.zombie);
+    let mark = format!("{TAG}={tag}");
+    let mut ours: HashSet<i32> = table
+        .iter()
+        .filter(|(pid, stat)| stat.group == agent || is_marked(**pid, mark.as_bytes()))
+        .map(|(pid, _)| *pid)
+        .collect();
+    ours.insert(agent);
+    // Children of children: as often round as there is something new.
+    loop {
+        let before = ours.len();
+        let children: Vec<i32> =
+            table.iter().filter(|(_, stat)| ours.contains(&stat.parent)).map(|(pid, _)| *pid).collect();
+        ours.extend(children);
+        if ours.len() == before {
+            break;
+        }
+    }
+    ours.remove(&agent);
+    ours.into_iter().filter_map(|pid| Some(Found { pid, started: table.get(&pid)?.started })).collect()
+}
+
+/// Kills those that still run.
+pub(super) fn kill(found: &[Found]) {
+    for process in found {
+        let lives = stat(process.pid).is_some_and(|stat| stat.started == process.started && !stat.zombie);
+        if let (true, Some(pid)) = (lives, Pid::from_raw(process.pid)) {
+            // It may have ended just now.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+fn pids() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn stat(pid: i32) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the name in brackets, which may hold anything.
+    let fields: Vec<&str> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
+    Some(Stat {
+        zombie: matches!(*fields.first()?, "Z" | "X"),
+        parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
+        started: fields.get(19)?.parse().ok()?,
+    })
+}
+
+fn is_marked(pid: i32, mark: &[u8]) -> bool {
+    // Unreadable for processes of others, which are not ours then.
+    fs::read(format!("/proc/{pid}/environ"))
+        .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == mark))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_process_is_read_from_proc() {
+        let me = std::process::id().cast_signed();
+        let mine = stat(me).unwrap();
+        assert!(mine.started > 0 && !mine.zombie);
+        assert!(pids().contains(&me));
+        assert!(stat(-1).is_none());
+    }
+
+    #[test]
+    fn a_process_with_another_start_time_is_left_alone() {
+        let me = std::process::id().cast_signed();
+        kill(&[Found { pid: me, started: 1 }]);
+    }
+}

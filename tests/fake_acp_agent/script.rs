@@ -1,0 +1,473 @@
+//! The mode in which the prompt is a script, one directive a line; anything else is ignored.
+//!
+//! | directive | what the agent does |
+//! |---|---|
+//! | `say TEXT`, `think TEXT`, `plan A; B` | says it; thinks it; plans it |
+//! | `flood N` | says N short texts |
+//! | `run CMD` | tool call, then permission; if allowed appends to `effects.jsonl` in its directory and completes the call |
+//! | `permission-first CMD` | the same, but asks before it tells of the call, with a UUID as request id |
+//! | `withdraw CMD` | asks, takes the question back, and says how that was answered |
+//! | `ask-twice CMD` | asks two questions at once, then waits for both |
+//! | `outside` | asks after the turn has ended, and says the answer |
+//! | `open CMD` | begins a tool call and leaves it so |
+//! | `edit PATH TEXT` | writes a file itself and tells the difference |
+//! | `write PATH TEXT`, `read PATH` | through the client; says what came of it |
+//! | `remember WORD`, `recall` | keeps a word in its state directory with the session; says the last one |
+//! | `instructions` | says the blocks of this prompt but the last |
+//! | `hang`, `deaf-cancel` | waits for a cancel; waits for ever |
+//! | `cancel-then-ask CMD` | waits for a cancel, then asks as if it had not come yet |
+//! | `die` | exits with code 3 |
+//! | `fork`, `fork-bare` | starts a child in a session of its own that holds stdout open; with an empty environment |
+//! | `env` | says its environment |
+//! | `error CODE TEXT`, `refuse`, `stop REASON` | ends the turn with an error; as a refusal; for that reason |
+//! | `deny-ends` | from here on a denial ends the turn as cancelled |
+//! | `usage IN OUT` | tells these tokens at the end |
+//! | `other-session` | says something in another conversation |
+//!
+//! Flags: `--resume` (the default), `--load` and `--no-restore` choose how a conversation is taken up; `--auth` wants
+//! `authenticate` before a conversation; `--auth-on-restore` refuses to take one up without credentials; `--stay` makes it
+//! stay when stdin is closed; `--mode` refuses prompts until `session/set_mode` has come; `--no-mode` refuses that.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::wire::{raw, read};
+
+/// The agent with what it knows.
+pub struct Agent {
+    flags: Vec<String>,
+    session_id: String,
+    authenticated: bool,
+    mode_set: bool,
+    next_request: u64,
+    next_call: u64,
+    // Answers that came while another one was waited for.
+    answers: HashMap<String, Value>,
+    cancelled: bool,
+}
+
+/// How a turn goes on after a directive.
+enum Next {
+    GoOn,
+    Stop(&'static str),
+    End(Value),
+}
+
+impl Agent {
+    pub fn new(flags: &[String]) -> Self {
+        Self {
+            flags: flags.to_vec(),
+            session_id: String::new(),
+            authenticated: false,
+            mode_set: false,
+            next_request: 0,
+            next_call: 0,
+            answers: HashMap::new(),
+            cancelled: false,
+        }
+    }
+
+    pub fn run(mut self) {
+        while let Some(message) = read() {
+            self.take(&message);
+        }
+        while self.has("--stay") {
+            sleep(Duration::from_secs(60));
+        }
+    }
+
+    fn has(&self, flag: &str) -> bool {
+        self.flags.iter().any(|given| given == flag)
+    }
+
+    fn take(&mut self, message: &Value) {
+        let (id, params) = (&message["id"], &message["params"]);
+        match message["method"].as_str() {
+            Some("initialize") => answer(id, self.capabilities()),
+            Some("authenticate") => {
+                self.authenticated = true;
+                answer(id, json!({}));
+            }
+            Some("session/new") if self.has("--auth") && !self.authenticated => {
+                refuse(id, -32000, "Authentication required");
+            }
+            Some("session/new") => {
+                self.session_id = format!("s-{}", std::process::id());
+                self.store(&json!({"words": []}));
+                answer(id, json!({"sessionId": self.session_id}));
+                let update = json!({"sessionUpdate": "available_commands_update", "availableCommands": []});
+                self.update(update);
+            }
+            Some("session/load" | "session/resume") => self.restore(message),
+            Some("session/set_mode") if self.has("--no-mode") => refuse(id, -32602, "no such mode"),
+            Some("session/set_mode") => {
+                self.mode_set = params["sessionId"] == self.session_id.as_str();
+                answer(id, json!({}));
+            }
+            Some("session/prompt") => self.prompt(id, &params["prompt"]),
+            Some("session/cancel") => self.cancelled = true,
+            Some(_) if !id.is_null() => refuse(id, -32601, "no"),
+            Some(_) => {}
+            None => {
+                self.answers.insert(id.to_string(), message.clone());
+            }
+        }
+    }
+
+    fn capabilities(&self) -> Value {
+        let mut capabilities = json!({"loadSession": self.has("--load"), "sessionCapabilities": {}});
+        if !self.has("--load") && !self.has("--no-restore") {
+            capabilities["sessionCapabilities"] = json!({"resume": {}});
+        }
+        json!({"protocolVersion": 1, "agentCapabilities": capabilities, "authMethods": [{"id": "key", "name": "Key"}]})
+    }
+
+    fn restore(&mut self, message: &Value) {
+        let id = &message["id"];
+        if self.has("--auth-on-restore") {
+            return refuse(id, -32000, "Authentication required");
+        }
+        self.session_id = message["params"]["sessionId"].as_str().unwrap().to_owned();
+        if !self.file().exists() {
+            return refuse(id, -32002, "Session not found");
+        }
+        if message["method"] == "session/load" {
+            for kind in ["user_message_chunk", "agent_message_chunk"] {
+                self.chunk(kind, "replayed");
+            }
+            self.update(json!({"sessionUpdate": "tool_call", "toolCallId": "old", "title": "replayed"}));
+        }
+        answer(id, json!({}));
+    }
+
+    fn prompt(&mut self, id: &Value, prompt: &Value) {
+        self.cancelled = false;
+        if self.has("--mode") && !self.mode_set {
+            return refuse(id, -32603, "the mode is not set");
+        }
+        let blocks: Vec<&str> = prompt.as_array().unwrap().iter().map(|b| b["text"].as_str().unwrap()).collect();
+        let (script, before) = blocks.split_last().unwrap();
+        let (mut end, mut usage, mut deny_ends, mut outside) = (json!({"stopReason": "end_turn"}), Value::Null, false, false);
+        for line in script.lines() {
+            let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+            let next = match word {
+                "instructions" => self.say(&before.join("|")),
+                "usage" => {
+                    let tokens: Vec<u64> = rest.split(' ').map(|word| word.parse().unwrap()).collect();
+                    usage = json!({"totalTokens": 9, "inputTokens": tokens[0], "outputTokens": tokens[1]});
+                    Next::GoOn
+                }
+                "deny-ends" => {
+                    deny_ends = true;
+                    Next::GoOn
+                }
+                "outside" => {
+                    outside = true;
+                    Next::GoOn
+                }
+                "run" | "permission-first" if deny_ends => match self.directive(word, rest, id) {
+                    Next::Stop("denied") => Next::Stop("cancelled"),
+                    next => next,
+                },
+                _ => self.directive(word, rest, id),
+            };
+            match next {
+                Next::GoOn | Next::Stop("denied") => {}
+                Next::Stop(reason) => {
+                    end = json!({"stopReason": reason});
+                    break;
+                }
+                Next::End(Value::Null) => return,
+                Next::End(result) => {
+                    end = result;
+                    break;
+                }
+            }
+        }
+        if !usage.is_null() {
+            end["usage"] = usage;
+        }
+        answer(id, end);
+        if outside {
+            let request = self.ask(&json!({"toolCallId": "outside", "title": "outside", "kind": "execute"}), false);
+            let outcome = self.wait(&request);
+            self.say(&format!("outside {}", outcome["result"]["outcome"]["optionId"]));
+        }
+    }
+
+    fn directive(&mut self, word: &str, rest: &str, id: &Value) -> Next {
+        match word {
+            "say" => self.say(rest),
+            "think" => self.chunk("agent_thought_chunk", rest),
+            "plan" => {
+                let entries: Vec<Value> = rest
+                    .split("; ")
+                    .map(|step| json!({"content": step, "priority": "medium", "status": "pending"}))
+                    .collect();
+                self.update(json!({"sessionUpdate": "plan", "entries": entries}))
+            }
+            "flood" => {
+                for i in 0..rest.parse().unwrap() {
+                    self.say(&format!("{i} "));
+                }
+                Next::GoOn
+            }
+            "run" => self.run_tool(rest, false),
+            "permission-first" => self.run_tool(rest, true),
+            "ask-twice" => self.ask_twice(rest),
+            "withdraw" => self.withdraw(rest),
+            "open" => self.update(json!({"sessionUpdate": "tool_call", "toolCallId": "open", "title": rest})),
+            "edit" => self.edit(rest),
+            "write" => {
+                let (path, content) = rest.split_once(' ').unwrap();
+                self.through_client("fs/write_text_file", json!({"path": path, "content": content}))
+            }
+            "read" => self.through_client("fs/read_text_file", json!({"path": rest})),
+            "remember" => {
+                let mut state = self.stored();
+                state["words"].as_array_mut().unwrap().push(rest.into());
+                self.store(&state);
+                Next::GoOn
+            }
+            "recall" => {
+                let state = self.stored();
+                let word = state["words"].as_array().unwrap().last().cloned().unwrap_or("NOTHING".into());
+                self.say(word.as_str().unwrap())
+            }
+            "hang" => self.hang(),
+            "deaf-cancel" => {
+                while read().is_some() {}
+                Next::End(Value::Null)
+            }
+            "cancel-then-ask" => {
+                self.hang();
+                self.run_tool(rest, true);
+                Next::Stop("cancelled")
+            }
+            "die" => {
+                eprintln!("\x1b[31mdying\x1b[0m");
+                std::process::exit(3)
+            }
+            "fork" => fork(false),
+            "fork-bare" => fork(true),
+            "env" => {
+                let mut lines: Vec<String> = std::env::vars().map(|(name, value)| format!("{name}={value}")).collect();
+                lines.sort();
+                self.say(&lines.join("\n"))
+            }
+            "error" => {
+                let (code, text) = rest.split_once(' ').unwrap();
+                refuse(id, code.parse().unwrap(), text);
+                Next::End(Value::Null)
+            }
+            "refuse" => Next::Stop("refusal"),
+            "stop" => Next::End(json!({"stopReason": rest})),
+            "other-session" => {
+                let update = json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "other"}});
+                notify("session/update", json!({"sessionId": "another", "update": update}));
+                Next::GoOn
+            }
+            _ => Next::GoOn,
+        }
+    }
+
+    fn run_tool(&mut self, command: &str, permission_first: bool) -> Next {
+        let call = self.call(command);
+        let begin = json!({"sessionUpdate": "tool_call", "status": "pending"});
+        let whole = |mut update: Value| {
+            for (key, value) in call.as_object().unwrap() {
+                update[key] = value.clone();
+            }
+            update
+        };
+        if !permission_first {
+            self.update(whole(begin.clone()));
+        }
+        let request = self.ask(&call, permission_first);
+        let outcome = self.wait(&request)["result"]["outcome"].take();
+        if self.cancelled {
+            return Next::Stop("cancelled");
+        }
+        let allowed = outcome["optionId"].as_str().is_some_and(|id| id.starts_with("yes"));
+        if !allowed {
+            if !permission_first {
+                self.update(json!({"sessionUpdate": "tool_call_update", "toolCallId": call["toolCallId"], "status": "failed"}));
+            }
+            return Next::Stop("denied");
+        }
+        if permission_first {
+            self.update(whole(begin));
+        }
+        effect(&json!({"command": command, "option": outcome["optionId"]}));
+        self.update(json!({"sessionUpdate": "tool_call_update", "toolCallId": call["toolCallId"], "status": "completed",
+            "rawOutput": {"exit_code": 0}}))
+    }
+
+    fn ask_twice(&mut self, command: &str) -> Next {
+        let (first, second) = (self.call(command), self.call(command));
+        let (first, second) = (self.ask(&first, false), self.ask(&second, false));
+        for request in [second, first] {
+            let outcome = self.wait(&request)["result"]["outcome"]["optionId"].take();
+            self.say(&format!("{outcome} "));
+        }
+        Next::GoOn
+    }
+
+    fn withdraw(&mut self, command: &str) -> Next {
+        let call = self.call(command);
+        let request = self.ask(&call, true);
+        notify("$/cancel_request", json!({"requestId": request}));
+        let answer = self.wait(&request);
+        self.say(&format!("withdrawn {}", answer["error"]["code"]))
+    }
+
+    fn call(&mut self, command: &str) -> Value {
+        self.next_call += 1;
+        json!({"toolCallId": format!("call-{}", self.next_call), "title": format!("Run: {command}"), "kind": "execute",
+            "rawInput": {"command": command}})
+    }
+
+    // The id of the request: a number from 0, as most agents have it, or a UUID.
+    fn ask(&mut self, call: &Value, with_uuid: bool) -> Value {
+        let options = json!([
+            {"optionId": "yes-always", "name": "Always", "kind": "allow_always"},
+            {"optionId": "yes", "name": "Allow", "kind": "allow_once"},
+            {"optionId": "no", "name": "Reject", "kind": "reject_once"},
+        ]);
+        let params = json!({"sessionId": self.session_id, "toolCall": call, "options": options});
+        self.request("session/request_permission", params, with_uuid)
+    }
+
+    fn through_client(&mut self, method: &str, mut params: Value) -> Next {
+        params["sessionId"] = json!(self.session_id);
+        let request = self.request(method, params, false);
+        let answer = self.wait(&request);
+        match &answer["error"] {
+            Value::Null => self.say(answer["result"]["content"].as_str().unwrap_or("written")),
+            error => self.say(&format!("refused {}", error["code"])),
+        }
+    }
+
+    fn edit(&mut self, rest: &str) -> Next {
+        let (path, text) = rest.split_once(' ').unwrap();
+        let absolute = std::env::current_dir().unwrap().join(path);
+        let old = fs::read_to_string(&absolute).ok();
+        self.next_call += 1;
+        let id = format!("call-{}", self.next_call);
+        self.update(json!({"sessionUpdate": "tool_call", "toolCallId": id, "title": format!("Edit {path}"), "kind": "edit",
+            "status": "pending", "rawInput": {"path": path}}));
+        fs::write(&absolute, text).unwrap();
+        let diff = json!({"type": "diff", "path": absolute, "oldText": old, "newText": text});
+        self.update(json!({"sessionUpdate": "tool_call_update", "toolCallId": id, "status": "completed", "content": [diff]}))
+    }
+
+    fn hang(&mut self) -> Next {
+        while !self.cancelled {
+            let Some(message) = read() else { return Next::End(Value::Null) };
+            self.take(&message);
+        }
+        Next::Stop("cancelled")
+    }
+
+    fn request(&mut self, method: &str, params: Value, with_uuid: bool) -> Value {
+        let id = if with_uuid {
+            json!(format!("0197a0c0-c0c0-7000-a000-{:012}", self.next_request))
+        } else {
+            json!(self.next_request)
+        };
+        self.next_request += 1;
+        put(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+        id
+    }
+
+    fn wait(&mut self, request: &Value) -> Value {
+        loop {
+            if let Some(answer) = self.answers.remove(&request.to_string()) {
+                return answer;
+            }
+            let Some(message) = read() else { std::process::exit(0) };
+            self.take(&message);
+        }
+    }
+
+    fn say(&self, text: &str) -> Next {
+        self.chunk("agent_message_chunk", text)
+    }
+
+    fn chunk(&self, kind: &str, text: &str) -> Next {
+        self.update(json!({"sessionUpdate": kind, "content": {"type": "text", "text": text}}))
+    }
+
+    fn update(&self, update: Value) -> Next {
+        notify("session/update", json!({"sessionId": self.session_id, "update": update}));
+        Next::GoOn
+    }
+
+    fn file(&self) -> PathBuf {
+        let home = std::env::var_os("HOME").unwrap();
+        Path::new(&home).join("fake-sessions").join(format!("{}.json", self.session_id))
+    }
+
+    fn stored(&self) -> Value {
+        serde_json::from_str(&fs::read_to_string(self.file()).unwrap()).unwrap()
+    }
+
+    fn store(&self, state: &Value) {
+        fs::create_dir_all(self.file().parent().unwrap()).unwrap();
+        fs::write(self.file(), state.to_string()).unwrap();
+    }
+}
+
+/// What the child of `fork` does: leaves the session, writes its process id, and sleeps.
+pub fn sleep_in_own_session(pid_file: &str) {
+    rustix::process::setsid().unwrap();
+    // Renamed into place, so that it is never read half written.
+    let partial = format!("{pid_file}.partial");
+    fs::write(&partial, std::process::id().to_string()).unwrap();
+    fs::rename(partial, pid_file).unwrap();
+    sleep(Duration::from_secs(600));
+}
+
+fn fork(bare: bool) -> Next {
+    let file = std::env::current_dir().unwrap().join("grandchild.pid");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg("sleeper").arg(&file).stdin(Stdio::null());
+    // A group of its own would make it a group leader, which cannot open a session.
+    if bare {
+        command.env_clear();
+    }
+    let _ = command.arg0("sleeper").spawn().unwrap();
+    while !file.exists() {
+        sleep(Duration::from_millis(2));
+    }
+    Next::GoOn
+}
+
+fn effect(effect: &Value) {
+    let mut file = fs::File::options().create(true).append(true).open("effects.jsonl").unwrap();
+    file.write_all(format!("{effect}\n").as_bytes()).unwrap();
+}
+
+fn answer(id: &Value, result: Value) {
+    put(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
+}
+
+fn refuse(id: &Value, code: i64, message: &str) {
+    put(&json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}));
+}
+
+fn notify(method: &str, params: Value) {
+    put(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
+}
+
+fn put(message: &Value) {
+    raw(&format!("{message}\n"));
+}
