@@ -153,9 +153,11 @@ impl Agent {
         if self.has("--mode") && !self.mode_set {
             return refuse(id, -32603, "the mode is not set");
         }
-        let blocks: Vec<&str> = prompt.as_array().unwrap().iter().map(|b| b["text"].as_str().unwrap()).collect();
+        let blocks: Vec<&str> =
+            prompt.as_array().unwrap().iter().map(|b| b["text"].as_str().unwrap()).collect();
         let (script, before) = blocks.split_last().unwrap();
-        let (mut end, mut usage, mut deny_ends, mut outside) = (json!({"stopReason": "end_turn"}), Value::Null, false, false);
+        let (mut end, mut usage, mut deny_ends, mut outside) =
+            (json!({"stopReason": "end_turn"}), Value::Null, false, false);
         for line in script.lines() {
             let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
             let next = match word {
@@ -197,7 +199,8 @@ impl Agent {
         }
         answer(id, end);
         if outside {
-            let request = self.ask(&json!({"toolCallId": "outside", "title": "outside", "kind": "execute"}), false);
+            let request =
+                self.ask(&json!({"toolCallId": "outside", "title": "outside", "kind": "execute"}), false);
             let outcome = self.wait(&request);
             self.say(&format!("outside {}", outcome["result"]["outcome"]["optionId"]));
         }
@@ -259,7 +262,8 @@ impl Agent {
             "fork" => fork(false),
             "fork-bare" => fork(true),
             "env" => {
-                let mut lines: Vec<String> = std::env::vars().map(|(name, value)| format!("{name}={value}")).collect();
+                let mut lines: Vec<String> =
+                    std::env::vars().map(|(name, value)| format!("{name}={value}")).collect();
                 lines.sort();
                 self.say(&lines.join("\n"))
             }

@@ -54,15 +54,18 @@ pub(super) fn find(agent: Pid, tag: &str) -> Vec<Found> {
     ours.into_iter().filter_map(|pid| Some(Found { pid, started: table.get(&pid)?.started })).collect()
 }
 
-/// Kills those that still run.
-pub(super) fn kill(found: &[Found]) {
-    for process in found {
-        let lives = stat(process.pid).is_some_and(|stat| stat.started == process.started && !stat.zombie);
-        if let (true, Some(pid)) = (lives, Pid::from_raw(process.pid)) {
-            // It may have ended just now.
-            let _ = kill_process(pid, Signal::KILL);
-        }
+/// Kills those that still run, and tells how many they were.
+pub(super) fn kill(found: &HashSet<Found>) -> usize {
+    let lives = |process: &&Found| {
+        stat(process.pid).is_some_and(|stat| stat.started == process.started && !stat.zombie)
+    };
+    let pids: Vec<Pid> =
+        found.iter().filter(lives).filter_map(|process| Pid::from_raw(process.pid)).collect();
+    for pid in &pids {
+        // It may have ended just now.
+        let _ = kill_process(*pid, Signal::KILL);
     }
+    pids.len()
 }
 
 fn pids() -> Vec<i32> {
@@ -104,6 +107,6 @@ mod tests {
     #[test]
     fn a_process_with_another_start_time_is_left_alone() {
         let me = std::process::id().cast_signed();
-        kill(&[Found { pid: me, started: 1 }]);
+        assert_eq!(kill(&HashSet::from([Found { pid: me, started: 1 }])), 0);
     }
 }

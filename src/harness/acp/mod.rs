@@ -76,7 +76,7 @@ impl AcpHarness {
         StartError::Failed(Failure::new(code, format!("{}: {why}", self.name)))
     }
 
-    async fn spawn(
+    fn spawn(
         &self,
         options: &StartOptions,
         places: Places<'_>,
@@ -136,7 +136,7 @@ impl Harness for AcpHarness {
         let text = |path: &Path| path.to_str().map(str::to_owned).ok_or_else(not_text);
         let (state_dir, workspace) = (text(&options.state_dir)?, text(&options.workspace)?);
         let places = Places { state_dir: &state_dir, workspace: &workspace };
-        let (process, pipes) = self.spawn(&options, places).await?;
+        let (process, pipes) = self.spawn(&options, places)?;
         let terms = Terms {
             name: self.shown_name(),
             cwd: &workspace,

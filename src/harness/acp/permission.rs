@@ -47,16 +47,16 @@ struct Inner {
 }
 
 impl Questions {
-    /// Keeps a question and gives it an id; gives it back when too many wait already.
-    pub(super) fn keep(&self, question: Question) -> Result<String, Question> {
+    /// Keeps a question and gives it an id; `None` when too many wait already.
+    pub(super) fn keep(&self, question: Question) -> Option<String> {
         let mut inner = self.lock();
         if inner.waiting.len() >= WAITING_MAX {
-            return Err(question);
+            return None;
         }
         inner.minted += 1;
         let id = inner.minted;
         inner.waiting.insert(id, question);
-        Ok(shown(id))
+        Some(shown(id))
     }
 
     /// Takes the question of that id.
@@ -224,7 +224,7 @@ mod tests {
         for i in 0..WAITING_MAX {
             questions.keep(question(json!(i), None)).unwrap();
         }
-        assert!(questions.keep(question(json!("one more"), None)).is_err());
+        assert!(questions.keep(question(json!("one more"), None)).is_none());
         assert_eq!(questions.take_all().len(), WAITING_MAX);
     }
 

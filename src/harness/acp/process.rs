@@ -1,6 +1,6 @@
 //! The agent's process: its start, its exit, and its end together with everything that it has started.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -26,8 +26,9 @@ const TERM_GRACE: Duration = Duration::from_secs(2);
 const KILL_GRACE: Duration = Duration::from_secs(10);
 /// How long to wait for the last words on stderr.
 const STDERR_GRACE: Duration = Duration::from_millis(200);
-/// Processes may fork faster than they are found; so often we look again.
-const KILL_ROUNDS: usize = 8;
+/// Processes may fork while they are looked for, and take a moment to die: so often, and after such a pause, we look again.
+const KILL_ROUNDS: usize = 50;
+const KILL_PAUSE: Duration = Duration::from_millis(5);
 
 /// What to start, and in which surroundings.
 pub(super) struct Launch {
@@ -69,7 +70,7 @@ struct Tree {
     pid: Pid,
     tag: String,
     // Found while the line of parents was still whole.
-    seen: Mutex<Vec<Found>>,
+    seen: Mutex<HashSet<Found>>,
 }
 
 impl Exit {
@@ -124,12 +125,14 @@ impl Process {
         }
     }
 
-    /// Ends the agent whose stdin was closed just now: gently, then not.
-    pub(super) async fn stop(&self) {
+    /// Ends the agent: gently, by closing its stdin, then not.
+    pub(super) async fn stop(&self, close_stdin: impl FnOnce()) {
         if self.has_exited() {
             return;
         }
+        // Before: an agent that goes at once leaves children that nothing but their parent tells from others.
         self.tree.look().await;
+        close_stdin();
         if timeout(CLOSE_GRACE, self.exited()).await.is_ok() {
             return;
         }
@@ -187,8 +190,14 @@ fn reap(mut child: Child, tree: Arc<Tree>) -> watch::Receiver<Option<Exit>> {
     let (tell, exit) = watch::channel(None);
     tokio::spawn(async move {
         let status = child.wait().await.ok();
-        // This fails only at the end of the runtime.
-        let _ = tokio::task::spawn_blocking(move || tree.kill_all()).await;
+        for _ in 0..KILL_ROUNDS {
+            let tree = Arc::clone(&tree);
+            // This fails only at the end of the runtime.
+            if tokio::task::spawn_blocking(move || tree.kill_all()).await.unwrap_or(true) {
+                break;
+            }
+            tokio::time::sleep(KILL_PAUSE).await;
+        }
         let _ = tell.send(Some(Exit(status)));
     });
     exit
@@ -212,17 +221,11 @@ impl Tree {
         let _ = kill_process_group(self.pid, signal);
     }
 
-    fn kill_all(&self) {
+    // Kills what belongs to the agent, and the agent; `true` when nothing of it was found any more.
+    fn kill_all(&self) -> bool {
         self.remember(descendants::find(self.pid, &self.tag));
         self.signal_group(Signal::KILL);
-        for _ in 0..KILL_ROUNDS {
-            let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
-            if seen.is_empty() {
-                return;
-            }
-            descendants::kill(&seen);
-            self.remember(descendants::find(self.pid, &self.tag));
-        }
+        descendants::kill(&self.seen.lock().unwrap_or_else(PoisonError::into_inner)) == 0
     }
 
     fn remember(&self, found: Vec<Found>) {

@@ -182,6 +182,7 @@ impl Pump {
     fn give_up(&self) {
         self.shared.connection.give_up();
         self.shared.questions.take_all();
+        self.shared.lock_turn().end();
     }
 
     async fn take(&mut self, line: &[u8]) -> Heard {
@@ -301,17 +302,20 @@ impl Pump {
             let turn = self.shared.lock_turn();
             (turn.at_work.then_some(turn.number), turn.at_work && turn.cancelled)
         };
-        let question = Question { request_id, ask, turn };
         // A question that crossed the cancel on its way is one of those that the cancel answers.
-        let kept = if cancelled { Err(question) } else { self.shared.questions.keep(question) };
+        let kept = if cancelled {
+            None
+        } else {
+            let question = Question { request_id: request_id.clone(), ask: ask.clone(), turn };
+            self.shared.questions.keep(question)
+        };
         match kept {
-            Ok(native_id) => {
+            Some(native_id) => {
                 request.native_id = native_id;
                 self.emit(HarnessEvent::ApprovalRequested(request)).await
             }
-            Err(question) => {
-                let answer = question.ask.cancelled();
-                self.shared.connection.post_answer(&question.request_id, answer).await;
+            None => {
+                self.shared.connection.post_answer(&request_id, ask.cancelled()).await;
                 Ok(())
             }
         }

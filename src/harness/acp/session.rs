@@ -112,7 +112,6 @@ impl HarnessSession for AcpSession {
     }
 
     async fn stop(&self) {
-        self.link.shared.closing.cancel();
-        self.link.process.stop().await;
+        self.link.process.stop(|| self.link.shared.closing.cancel()).await;
     }
 }

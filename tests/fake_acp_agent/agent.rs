@@ -4,7 +4,7 @@
 //!
 //! - `noise`: banners, colours, blank lines, arrays and strings between the messages; `crlf`: messages end in CR LF;
 //! - `split`: messages come in three pieces; `big`: an update of 3 MiB; `huge`: a line of 17 MiB; `endless`: one without an end;
-//! - `exit`: exits with code 3 in mid-turn; `half`: exits in mid-line; `close`: closes in mid-turn by means of its parent;
+//! - `exit`: exits with code 3 in mid-turn; `half`: exits in mid-line;
 //! - `slow`: takes 20 s for its first word; `deaf`: never answers; `plugged`: reads nothing once the session is open;
 //! - `unknown`: updates, content, requests and a stop reason that nobody knows; `dup`: answers twice, and what nobody asked;
 //! - `version`: speaks version 2; `early-death`: exits with code 4 at once.
@@ -12,6 +12,8 @@
 //! The mode `script` does what the lines of the prompt say; see [`script`].
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fixture that cannot go on should say where")]
+#![allow(clippy::print_stderr, reason = "agents do write there")]
+#![allow(clippy::zombie_processes, reason = "agents do leave children behind")]
 #![allow(clippy::disallowed_methods, reason = "a program of its own, outside the service's rules")]
 
 mod script;
@@ -83,7 +85,10 @@ fn prompt(mode: &str, id: &Value) {
         },
         "unknown" => {
             update(mode, json!({"sessionUpdate": "brand_new_kind", "x": 1}));
-            update(mode, json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "hologram", "y": 2}}));
+            update(
+                mode,
+                json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "hologram", "y": 2}}),
+            );
             put(mode, &json!({"jsonrpc": "2.0", "method": "weird/notification", "params": {}}));
             put(mode, &json!({"jsonrpc": "2.0", "id": "str-id-7", "method": "weird/request", "params": {}}));
             let answer = read().unwrap();
