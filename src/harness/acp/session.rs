@@ -96,10 +96,17 @@ impl HarnessSession for AcpSession {
     async fn cancel(&self) -> Result<(), HarnessError> {
         let shared = &self.link.shared;
         // First the mark, so that a question which comes from now on is answered like those that wait.
-        shared.lock_turn().cancelled = true;
+        let at_work = {
+            let mut turn = shared.lock_turn();
+            turn.cancelled = true;
+            turn.at_work
+        };
         let questions = shared.questions.take_all();
-        let params = json!({"sessionId": self.session_id});
-        shared.connection.notify("session/cancel", &params).await.map_err(|gone| self.gone(gone))?;
+        // To an agent at rest a cancel is no use, and one is known that takes its next prompt for cancelled then.
+        if at_work {
+            let params = json!({"sessionId": self.session_id});
+            shared.connection.notify("session/cancel", &params).await.map_err(|gone| self.gone(gone))?;
+        }
         for (_, question) in questions {
             let answered = shared.connection.answer(&question.request_id, question.ask.cancelled()).await;
             answered.map_err(|gone| self.gone(gone))?;

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::rig::{Rig, completed, eventually};
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_comes_in_order_and_its_usage_before_its_end() {
     let rig = Rig::new(&["script"]);
     let mut agent = rig.start().await;
@@ -23,7 +23,7 @@ async fn a_turn_comes_in_order_and_its_usage_before_its_end() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_ends_with_the_agent_s_own_word_for_why() {
     let rig = Rig::new(&["script"]);
     let mut agent = rig.start().await;
@@ -36,7 +36,7 @@ async fn a_turn_ends_with_the_agent_s_own_word_for_why() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn updates_of_another_conversation_are_ignored() {
     let rig = Rig::new(&["script"]);
     let mut agent = rig.start().await;
@@ -45,7 +45,7 @@ async fn updates_of_another_conversation_are_ignored() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_82_an_edit_tells_the_file_before_the_end_of_the_call() {
     let rig = Rig::new(&["script"]);
     let mut agent = rig.start().await;
@@ -67,7 +67,7 @@ async fn row_82_an_edit_tells_the_file_before_the_end_of_the_call() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_open_at_the_end_of_the_turn_is_closed_as_failed() {
     let rig = Rig::new(&["script"]);
     let mut agent = rig.start().await;
@@ -79,7 +79,7 @@ async fn a_call_that_is_open_at_the_end_of_the_turn_is_closed_as_failed() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_driver_makes_the_agent_wait_and_loses_nothing() {
     let rig = Rig::new(&["script"]);
     let mut agent = rig.start().await;
@@ -91,7 +91,7 @@ async fn a_slow_driver_makes_the_agent_wait_and_loses_nothing() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_prompt_is_refused_while_a_turn_is_at_work() {
     let rig = Rig::new(&["script"]);
     let mut agent = rig.start().await;
@@ -103,7 +103,7 @@ async fn a_second_prompt_is_refused_while_a_turn_is_at_work() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_86_a_cancelled_turn_ends_as_cancelled_and_the_next_one_works() {
     let rig = Rig::new(&["script"]);
     let mut agent = rig.start().await;
@@ -116,7 +116,7 @@ async fn row_86_a_cancelled_turn_ends_as_cancelled_and_the_next_one_works() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instructions_go_before_the_first_prompt_of_a_conversation_alone() {
     let mut rig = Rig::new(&["script"]);
     rig.instructions = Some("Be brief.".to_owned());
@@ -132,7 +132,7 @@ async fn instructions_go_before_the_first_prompt_of_a_conversation_alone() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instructions_that_no_prompt_has_taken_along_are_given_by_the_next_process() {
     let mut rig = Rig::new(&["script"]);
     rig.instructions = Some("Be brief.".to_owned());
@@ -144,7 +144,7 @@ async fn instructions_that_no_prompt_has_taken_along_are_given_by_the_next_proce
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_environment_is_an_allow_list() {
     let rig = Rig::new(&["script"]).config(
         "env = { CODEX_HOME = \"{state_dir}/.codex\" }\nfiles = { \".codex/c\" = \"{workspace}\" }\n",
@@ -167,7 +167,7 @@ async fn the_environment_is_an_allow_list() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn noise_between_the_messages_does_no_harm() {
     for mode in ["noise", "crlf", "split", "dup"] {
         let rig = Rig::new(&[mode]);
@@ -181,7 +181,7 @@ async fn noise_between_the_messages_does_no_harm() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_of_three_megabytes_comes_whole() {
     let rig = Rig::new(&["big"]);
     let mut agent = rig.start().await;
@@ -189,7 +189,7 @@ async fn a_message_of_three_megabytes_comes_whole() {
     agent.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_nobody_knows_is_handed_on_and_requests_of_it_are_refused() {
     let rig = Rig::new(&["unknown"]).mode(PermissionMode::AllowAll);
     let mut agent = rig.start().await;

@@ -4,4 +4,4 @@ mod conversation;
 mod permissions;
 mod processes;
 mod restore;
-mod rig;
+pub mod rig;
