@@ -1,8 +1,12 @@
 #![doc = include_str!("ARCHITECTURE.md")]
 
+pub mod app;
 pub mod clock;
+pub mod config;
 pub mod domain;
 pub mod harness;
 pub mod ids;
+pub mod keys;
 pub mod service;
 pub mod store;
+pub mod telemetry;

@@ -15,7 +15,7 @@ use crate::domain::scope::{
     ORG_MAX_CHARS, OWNER_MAX_CHARS, Permission, Principal, Role, is_tenant_name, permissions_of,
 };
 use crate::ids::KeyId;
-use crate::store::{ApiKey, Page, PageRequest, Store};
+use crate::store::{ApiKey, Page, PageRequest};
 
 /// How long a key that was checked is trusted without asking the database again: the longest that a revoked key can live on.
 const TRUST: Duration = Duration::from_secs(5);
@@ -85,11 +85,11 @@ impl KeySpec {
         complaints
     }
 
-    /// Makes a key and keeps it in a store; also without a service, for the command line.
+    /// Makes a key that is not kept yet.
     ///
     /// # Errors
     /// `InvalidInput` with all complaints.
-    pub async fn make(self, store: &dyn Store, now: Timestamp) -> ServiceResult<KeySecret> {
+    pub fn prepare(self, now: Timestamp) -> ServiceResult<KeySecret> {
         let mut complaints = self.complaints();
         let permissions = permissions_of(self.role, &self.permissions).unwrap_or_else(|excess| {
             complaints.push(format!("scopes: a key of role {} cannot have {excess}", self.role));
@@ -112,7 +112,6 @@ impl KeySpec {
             revoked_at: None,
             last_used_at: None,
         };
-        store.insert_key(&key).await?;
         Ok(KeySecret { key, token })
     }
 }
@@ -211,7 +210,9 @@ impl Service {
     pub async fn create_key(&self, principal: &Principal, spec: KeySpec) -> ServiceResult<KeySecret> {
         principal.require(Permission::Admin)?;
         let spec = KeySpec { org: principal.org.clone(), ..spec };
-        spec.make(self.store.as_ref(), self.clock.now()).await
+        let made = spec.prepare(self.clock.now())?;
+        self.store.insert_key(&made.key).await?;
+        Ok(made)
     }
 
     /// The keys of the principal's org, newest first.

@@ -1,4 +1,4 @@
-//! The service and its parts, from outside.
+//! The integration tests, in one binary: the real service as a process of its own, spoken to over HTTP.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,3 +8,6 @@
 )]
 
 mod acp_adapter;
+mod architecture;
+mod store_contract;
+mod support;

@@ -93,6 +93,7 @@ impl Rig {
             permission_mode: self.mode,
             settings: harness.validate(&Value::Null).unwrap(),
             resume,
+            open_turn: None,
         };
         timeout(DEADLINE, harness.start(options)).await.expect("the start hangs")
     }

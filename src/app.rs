@@ -1,0 +1,187 @@
+//! The composition root: open the store, take up what was left, serve, and go down in order.
+
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use secrecy::{ExposeSecret as _, SecretString};
+use thiserror::Error;
+use tokio::net::TcpListener;
+
+use crate::clock::Clock;
+use crate::config::{Config, DataConfig, parse_seal_key};
+use crate::domain::approval::hex;
+use crate::domain::scope::Role;
+use crate::service::{KeySpec, Service, ServiceError};
+use crate::store::{OpenError, Seal, SealError, SharedStore, SqlStore, StoreError};
+
+/// Why the service could not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The data directory, or a file in it, cannot be used.
+    #[error("{path}: {error}")]
+    Path {
+        /// The path.
+        path: String,
+        /// What is wrong.
+        error: io::Error,
+    },
+    /// The database cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The sealing key is not one.
+    #[error(
+        "{path}: is not 64 hexadecimal digits; restore it from a backup, or resume states cannot be opened"
+    )]
+    SealKey {
+        /// The file.
+        path: String,
+    },
+    /// The sealing key cannot be used.
+    #[error(transparent)]
+    Seal(#[from] SealError),
+    /// Nobody can listen there.
+    #[error("{address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What is wrong.
+        error: io::Error,
+    },
+    /// What an earlier process left cannot be taken up.
+    #[error("what an earlier process left cannot be taken up")]
+    Service(#[from] ServiceError),
+    /// The store cannot be read.
+    #[error("the database cannot be read")]
+    Store(#[from] StoreError),
+}
+
+/// A service that listens, and is not serving yet.
+pub struct App {
+    service: Arc<Service>,
+    listener: TcpListener,
+    public_hosts: Vec<String>,
+    address: SocketAddr,
+    /// The key that was made because there was none.
+    pub first_key: Option<FirstKey>,
+}
+
+/// The admin key of a first start.
+pub struct FirstKey {
+    /// The key.
+    pub token: SecretString,
+    /// The file that holds it.
+    pub path: PathBuf,
+}
+
+/// Opens the store of a data directory.
+///
+/// # Errors
+/// See [`StartError`].
+pub async fn open_store(data: &DataConfig) -> Result<SharedStore, StartError> {
+    make_private_directory(&data.data_dir)?;
+    let seal = Seal::new(seal_key(data)?)?;
+    Ok(Arc::new(SqlStore::open(&data.store, seal).await?))
+}
+
+impl App {
+    /// Opens everything and listens.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let store = open_store(&config.data).await?;
+        let first_key = make_first_key(&store, &config.data.data_dir).await?;
+        let service = Service::new(store, config.harnesses, Clock::System, config.service);
+        service.run_background().await?;
+        let refused = |error| StartError::Listen { address: config.listen, error };
+        let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
+        Ok(Self { service, listener, public_hosts: config.public_hosts, address, first_key })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop` resolves, then goes down in order.
+    pub async fn serve(self, stop: tokio::sync::oneshot::Receiver<()>) {
+        // A sender that was dropped wants the service ended as well.
+        drop(stop.await);
+        drop(self.listener);
+        self.service.shut_down().await;
+    }
+}
+
+/// Says on stderr what went wrong, with its causes.
+pub fn complain(error: &dyn std::error::Error) {
+    let mut words = format!("error: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        words.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    // Where stderr is gone there is nobody to tell.
+    drop(writeln!(io::stderr().lock(), "{words}"));
+}
+
+fn at(path: &Path) -> impl Fn(io::Error) -> StartError + '_ {
+    move |error| StartError::Path { path: path.display().to_string(), error }
+}
+
+fn make_private_directory(path: &Path) -> Result<(), StartError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(at(path))
+}
+
+/// Writes a new file that nobody else may read; false when it exists.
+fn write_secret(path: &Path, secret: &str) -> Result<bool, StartError> {
+    let opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let mut file = match opened {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+        opened => opened.map_err(at(path))?,
+    };
+    writeln!(file, "{secret}").and_then(|()| file.sync_all()).map_err(at(path))?;
+    Ok(true)
+}
+
+/// The configured key, else the one of the data directory, made at the first start.
+fn seal_key(data: &DataConfig) -> Result<Vec<u8>, StartError> {
+    let path = data.data_dir.join("seal.key");
+    let text = match &data.seal_key {
+        Some(key) => key.clone(),
+        None => {
+            let mut fresh = [0; 32];
+            getrandom::fill(&mut fresh).map_err(|_| SealError::Unsealable)?;
+            write_secret(&path, &hex(&fresh))?;
+            SecretString::from(std::fs::read_to_string(&path).map_err(at(&path))?)
+        }
+    };
+    parse_seal_key(&text).ok_or_else(|| StartError::SealKey { path: path.display().to_string() })
+}
+
+/// On an empty database, makes an admin key for the org `default`. It is written down before it is made: a process that dies in
+/// between leaves a file that the next start replaces, never a key that nobody knows.
+async fn make_first_key(store: &SharedStore, data_dir: &Path) -> Result<Option<FirstKey>, StartError> {
+    if store.has_keys().await? {
+        return Ok(None);
+    }
+    let spec = KeySpec {
+        org: "default".to_owned(),
+        owner: None,
+        role: Role::Admin,
+        permissions: Vec::new(),
+        expires_at: None,
+    };
+    let path = data_dir.join("admin.key");
+    let made = spec.prepare(Clock::System.now())?;
+    if path.exists() {
+        std::fs::remove_file(&path).map_err(at(&path))?;
+    }
+    write_secret(&path, made.token.expose_secret())?;
+    store.insert_key(&made.key).await?;
+    Ok(Some(FirstKey { token: made.token, path }))
+}

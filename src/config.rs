@@ -1,0 +1,417 @@
+//! Settings of the service: flags before environment before file before defaults. All are read, then all mistakes are told together.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+
+use crate::domain::approval::PermissionMode;
+use crate::harness::{HarnessConfig, Registry};
+use crate::service::ServiceOptions;
+use crate::store::{OpenError, StoreOptions};
+use crate::telemetry::LogFormat;
+
+/// The flags that say where the data is: the service and the key commands share them.
+#[derive(Args, Clone, Debug, Default)]
+pub struct DataArgs {
+    /// Directory for the database, keys and workspaces [default: ./ostler-data]
+    #[arg(long, env = "OSTLER_DATA_DIR", value_name = "DIR")]
+    pub data_dir: Option<String>,
+    /// sqlite:PATH [default: sqlite:<data dir>/ostler.db]
+    #[arg(long, env = "OSTLER_DATABASE_URL", value_name = "URL", hide_env_values = true)]
+    pub database_url: Option<String>,
+    /// Configuration file [default: ./ostler.toml where there is one]
+    #[arg(long, env = "OSTLER_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// 64 hexadecimal digits that seal resume states [default: <data dir>/seal.key, made at the first start]
+    #[arg(long, env = "OSTLER_SEAL_KEY", value_name = "HEX", hide_env_values = true)]
+    pub seal_key: Option<SecretString>,
+}
+
+/// The flags of `ostler serve`. All are texts here: what is wrong with them is told together, with what is wrong in the file.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ServeArgs {
+    /// Where the data is.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Address to listen on [default: 127.0.0.1:7070]
+    #[arg(long, env = "OSTLER_LISTEN", value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Host name that clients use; needed, once or more, to listen beyond loopback
+    #[arg(long, env = "OSTLER_PUBLIC_HOST", value_name = "HOST", value_delimiter = ',')]
+    pub public_host: Vec<String>,
+    /// Directory in which callers may choose their own workspace; may be given more than once
+    #[arg(long, env = "OSTLER_WORKSPACE_ROOT", value_name = "DIR", value_delimiter = ',')]
+    pub workspace_root: Vec<String>,
+    /// Furthest permission mode that a session may have: ask, allow_reads, allow_edits, allow_all [default: allow_all]
+    #[arg(long, env = "OSTLER_MAX_PERMISSION_MODE", value_name = "MODE")]
+    pub max_permission_mode: Option<String>,
+    /// Idle time after which a live session is put away [default: 900]
+    #[arg(long, env = "OSTLER_IDLE_TTL_SECONDS", value_name = "SECONDS")]
+    pub idle_ttl_seconds: Option<String>,
+    /// Time between two sweeps [default: 5]
+    #[arg(long, env = "OSTLER_SWEEP_INTERVAL_SECONDS", value_name = "SECONDS")]
+    pub sweep_interval_seconds: Option<String>,
+    /// Time that a cancelled turn has to end before its harness is killed [default: 5]
+    #[arg(long, env = "OSTLER_CANCEL_GRACE_SECONDS", value_name = "SECONDS")]
+    pub cancel_grace_seconds: Option<String>,
+    /// Time that running turns have when the service goes down [default: 10]
+    #[arg(long, env = "OSTLER_SHUTDOWN_GRACE_SECONDS", value_name = "SECONDS")]
+    pub shutdown_grace_seconds: Option<String>,
+    /// Most live sessions at once [default: 1000]
+    #[arg(long, env = "OSTLER_MAX_LIVE_SESSIONS", value_name = "N")]
+    pub max_live_sessions: Option<String>,
+    /// Days that idempotency keys are kept [default: 7]
+    #[arg(long, env = "OSTLER_IDEMPOTENCY_DAYS", value_name = "DAYS")]
+    pub idempotency_days: Option<String>,
+    /// Days that events of ended turns are kept; 0 for ever [default: 0]
+    #[arg(long, env = "OSTLER_EVENT_RETENTION_DAYS", value_name = "DAYS")]
+    pub event_retention_days: Option<String>,
+    /// pretty or json [default: pretty on a terminal, else json]
+    #[arg(long, env = "OSTLER_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// What is logged, as tracing's EnvFilter takes it [default: info]
+    #[arg(long, env = "OSTLER_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+/// The configuration file: the same settings under the same names, and the harnesses.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    data_dir: Option<String>,
+    database_url: Option<String>,
+    seal_key: Option<SecretString>,
+    listen: Option<String>,
+    #[serde(default)]
+    public_host: Vec<String>,
+    #[serde(default)]
+    workspace_root: Vec<String>,
+    max_permission_mode: Option<String>,
+    idle_ttl_seconds: Option<Number>,
+    sweep_interval_seconds: Option<Number>,
+    cancel_grace_seconds: Option<Number>,
+    shutdown_grace_seconds: Option<Number>,
+    max_live_sessions: Option<Number>,
+    idempotency_days: Option<Number>,
+    event_retention_days: Option<Number>,
+    log_format: Option<String>,
+    log: Option<String>,
+    #[serde(default)]
+    harness: BTreeMap<String, HarnessConfig>,
+}
+
+/// A number of the file, as the text that a flag would be.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Number {
+    Whole(i64),
+    Fraction(f64),
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole(number) => number.fmt(f),
+            Self::Fraction(number) => number.fmt(f),
+        }
+    }
+}
+
+/// Where the data is.
+#[derive(Clone, Debug)]
+pub struct DataConfig {
+    /// Absolute.
+    pub data_dir: PathBuf,
+    /// The database.
+    pub store: StoreOptions,
+    /// The key that seals resume states; `None` for the one in the data directory.
+    pub seal_key: Option<SecretString>,
+}
+
+/// Everything that `ostler serve` needs.
+#[derive(Clone)]
+pub struct Config {
+    /// Where the data is.
+    pub data: DataConfig,
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Host names that requests may name beside loopback's.
+    pub public_hosts: Vec<String>,
+    /// How the service is set up.
+    pub service: ServiceOptions,
+    /// The harnesses.
+    pub harnesses: Registry,
+    /// How logs look.
+    pub log_format: LogFormat,
+    /// What is logged.
+    pub log: String,
+}
+
+/// Everything that is wrong with the settings.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mistakes(pub Vec<String>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            [mistake] => f.write_str(mistake),
+            mistakes => write!(f, "the settings have mistakes:\n  {}", mistakes.join("\n  ")),
+        }
+    }
+}
+
+impl std::error::Error for Mistakes {}
+
+/// Collects mistakes and stands in with a default, so that reading goes on.
+#[derive(Default)]
+struct Reading(Vec<String>);
+
+impl Reading {
+    fn note<T>(&mut self, result: Result<T, String>, instead: T) -> T {
+        result.unwrap_or_else(|mistake| {
+            self.0.push(mistake);
+            instead
+        })
+    }
+
+    fn number(&mut self, name: &str, flag: Option<&String>, file: Option<&Number>, default: f64) -> f64 {
+        let Some(text) = flag.cloned().or_else(|| file.map(ToString::to_string)) else { return default };
+        let number = text.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+        self.note(number.ok_or_else(|| format!("{name}: {text:?} is not a number of at least 0")), default)
+    }
+
+    fn seconds(
+        &mut self,
+        name: &str,
+        flag: Option<&String>,
+        file: Option<&Number>,
+        default: f64,
+    ) -> Duration {
+        const YEARS: f64 = 1e9;
+        let seconds = self.number(name, flag, file, default);
+        let bounded =
+            if seconds <= YEARS { Ok(seconds) } else { Err(format!("{name}: {seconds} is too long")) };
+        Duration::from_secs_f64(self.note(bounded, default))
+    }
+}
+
+impl DataArgs {
+    /// Where the data is, from flags, environment and file.
+    ///
+    /// # Errors
+    /// All mistakes.
+    pub fn resolve(&self) -> Result<DataConfig, Mistakes> {
+        let mut reading = Reading::default();
+        let file = read_file(self.config.as_deref(), &mut reading);
+        let data = resolve_data(self, &file, &mut reading);
+        if reading.0.is_empty() { Ok(data) } else { Err(Mistakes(reading.0)) }
+    }
+}
+
+impl ServeArgs {
+    /// The whole configuration, from flags, environment and file.
+    ///
+    /// # Errors
+    /// All mistakes.
+    pub fn resolve(&self) -> Result<Config, Mistakes> {
+        let mut reading = Reading::default();
+        let file = read_file(self.data.config.as_deref(), &mut reading);
+        let data = resolve_data(&self.data, &file, &mut reading);
+        let (listen, public_hosts) = self.resolve_listen(&file, &mut reading);
+        let service = self.resolve_service(&file, &data.data_dir, &mut reading);
+        let harnesses = Registry::new(&file.harness).unwrap_or_else(|wrong| {
+            reading.0.extend(wrong.iter().map(ToString::to_string));
+            Registry::default()
+        });
+        let format = self.log_format.as_deref().or(file.log_format.as_deref());
+        let log_format = match format.map(LogFormat::parse) {
+            None => LogFormat::for_this_terminal(),
+            Some(Some(format)) => format,
+            Some(None) => {
+                reading
+                    .0
+                    .push(format!("log_format: {:?} is neither pretty nor json", format.unwrap_or_default()));
+                LogFormat::Json
+            }
+        };
+        let log = self.log.clone().or(file.log).unwrap_or_else(|| "info".to_owned());
+        reading.note(crate::telemetry::check_filter(&log).map_err(|error| format!("log: {error}")), ());
+        if reading.0.is_empty() {
+            Ok(Config { data, listen, public_hosts, service, harnesses, log_format, log })
+        } else {
+            Err(Mistakes(reading.0))
+        }
+    }
+
+    fn resolve_listen(&self, file: &File, reading: &mut Reading) -> (SocketAddr, Vec<String>) {
+        let text = self.listen.as_ref().or(file.listen.as_ref()).map_or("127.0.0.1:7070", String::as_str);
+        let fallback = SocketAddr::from(([127, 0, 0, 1], 7070));
+        let parsed = text.parse().map_err(|_| format!("listen: {text:?} is not an address with a port"));
+        let listen: SocketAddr = reading.note(parsed, fallback);
+        let hosts = if self.public_host.is_empty() { &file.public_host } else { &self.public_host };
+        for host in hosts {
+            if !is_host_name(host) {
+                reading
+                    .0
+                    .push(format!("public_host: {host:?} is not a host name (without scheme, port or path)"));
+            }
+        }
+        if !listen.ip().is_loopback() && hosts.is_empty() {
+            reading.0.push(format!(
+                "listen: {listen} is reachable from other machines; name the host that clients use with --public-host, and put TLS in front"
+            ));
+        }
+        (listen, hosts.clone())
+    }
+
+    fn resolve_service(&self, file: &File, data_dir: &Path, reading: &mut Reading) -> ServiceOptions {
+        let mode = self.max_permission_mode.as_ref().or(file.max_permission_mode.as_ref());
+        let mode = mode.map_or(Ok(PermissionMode::AllowAll), |mode| {
+            PermissionMode::parse(mode).ok_or_else(|| {
+                format!("max_permission_mode: {mode:?} is none of ask, allow_reads, allow_edits, allow_all")
+            })
+        });
+        let roots = if self.workspace_root.is_empty() { &file.workspace_root } else { &self.workspace_root };
+        let workspace_roots = roots.iter().map(PathBuf::from).collect::<Vec<_>>();
+        for root in workspace_roots.iter().filter(|root| !root.is_absolute() || !root.is_dir()) {
+            reading
+                .0
+                .push(format!("workspace_root: {} is not an absolute path of a directory", root.display()));
+        }
+        let day = 86_400.0;
+        let retention = reading.number(
+            "event_retention_days",
+            self.event_retention_days.as_ref(),
+            file.event_retention_days.as_ref(),
+            0.0,
+        );
+        let idempotency = reading.number(
+            "idempotency_days",
+            self.idempotency_days.as_ref(),
+            file.idempotency_days.as_ref(),
+            7.0,
+        );
+        let max_live = reading.number(
+            "max_live_sessions",
+            self.max_live_sessions.as_ref(),
+            file.max_live_sessions.as_ref(),
+            1000.0,
+        );
+        let mut seconds = |name: &str, flag: Option<&String>, number: Option<&Number>, default| {
+            reading.seconds(name, flag, number, default)
+        };
+        let defaults = ServiceOptions::new(data_dir.to_owned());
+        let options = ServiceOptions {
+            idle_ttl: seconds(
+                "idle_ttl_seconds",
+                self.idle_ttl_seconds.as_ref(),
+                file.idle_ttl_seconds.as_ref(),
+                900.0,
+            ),
+            sweep_interval: seconds(
+                "sweep_interval_seconds",
+                self.sweep_interval_seconds.as_ref(),
+                file.sweep_interval_seconds.as_ref(),
+                5.0,
+            )
+            .max(Duration::from_millis(10)),
+            cancel_grace: seconds(
+                "cancel_grace_seconds",
+                self.cancel_grace_seconds.as_ref(),
+                file.cancel_grace_seconds.as_ref(),
+                5.0,
+            ),
+            shutdown_grace: seconds(
+                "shutdown_grace_seconds",
+                self.shutdown_grace_seconds.as_ref(),
+                file.shutdown_grace_seconds.as_ref(),
+                10.0,
+            ),
+            idempotency_ttl: Duration::from_secs_f64((idempotency * day).min(1e9)),
+            event_retention: (retention > 0.0).then(|| Duration::from_secs_f64((retention * day).min(1e9))),
+            max_live: max_live as usize,
+            workspace_roots,
+            ..defaults
+        };
+        ServiceOptions { max_permission_mode: reading.note(mode, PermissionMode::Ask), ..options }
+    }
+}
+
+fn read_file(named: Option<&Path>, reading: &mut Reading) -> File {
+    let default = Path::new("ostler.toml");
+    let path = match named {
+        Some(path) => path,
+        None if default.exists() => default,
+        None => return File::default(),
+    };
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => {
+            reading.0.push(format!("config: {}: {error}", path.display()));
+            return File::default();
+        }
+    };
+    // The message alone: the whole error shows the line, which may hold a secret.
+    let parsed = toml::from_str(&text).map_err(|error: toml::de::Error| {
+        let line =
+            error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+        format!("config: {}, line {line}: {}", path.display(), error.message())
+    });
+    reading.note(parsed, File::default())
+}
+
+fn resolve_data(args: &DataArgs, file: &File, reading: &mut Reading) -> DataConfig {
+    let data_dir = args.data_dir.as_ref().or(file.data_dir.as_ref()).map_or("ostler-data", String::as_str);
+    if data_dir.trim().is_empty() {
+        reading.0.push("data_dir: is empty".to_owned());
+    }
+    let absolute = std::path::absolute(data_dir).map_err(|error| format!("data_dir: {data_dir}: {error}"));
+    let data_dir = reading.note(absolute, PathBuf::from(data_dir));
+    let url = args.database_url.as_ref().or(file.database_url.as_ref());
+    let default = StoreOptions { path: data_dir.join("ostler.db"), exclusive: true };
+    let store = match url {
+        None => default,
+        // The URL may hold a password: what is wrong is told without it.
+        Some(url) => match StoreOptions::from_url(url) {
+            Ok(store) => store,
+            Err(error @ (OpenError::Scheme { .. } | OpenError::Path { .. })) => {
+                reading.0.push(format!("database_url: {error}"));
+                default
+            }
+            Err(_) => default,
+        },
+    };
+    let seal_key = args.seal_key.as_ref().or(file.seal_key.as_ref()).cloned();
+    if seal_key.as_ref().is_some_and(|key| parse_seal_key(key).is_none()) {
+        reading.0.push("seal_key: must be 64 hexadecimal digits".to_owned());
+    }
+    DataConfig { data_dir, store, seal_key }
+}
+
+/// The 32 bytes of a sealing key.
+pub fn parse_seal_key(key: &SecretString) -> Option<Vec<u8>> {
+    let text = key.expose_secret().trim();
+    let is_key = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let byte = |i: usize| u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok();
+    if is_key { (0..32).map(byte).collect() } else { None }
+}
+
+fn is_host_name(host: &str) -> bool {
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let is_address = host.parse::<std::net::IpAddr>().is_ok_and(|address| !address.is_unspecified());
+    host.len() <= 253 && host != "0.0.0.0" && (is_address || host.split('.').all(is_label))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,644 @@
+//! What every store does, whatever database it is on.
+
+use std::sync::Arc;
+
+use ostler::clock::Timestamp;
+use ostler::domain::approval::PermissionMode;
+use ostler::domain::event::{EventBody, NewEvent, Output};
+use ostler::domain::limits::Limits;
+use ostler::domain::scope::{Role, Scope, permissions_of};
+use ostler::domain::session::{Session, SessionState, StopCause, Transition};
+use ostler::domain::turn::{Failure, Ordinal, Prompt, Turn, TurnStatus, Usage};
+use ostler::ids::{KeyId, ReplicaId, SessionId, SessionKey, TurnId, mint_run_id};
+use ostler::store::{
+    ApiKey, Change, Commit, OnceAnswer, OnceRow, OpenError, PageRequest, Seal, SessionFilter, SessionRef,
+    SqlStore, Sqlite, Store, StoreError, StoreOptions, TurnSet, TurnWrite,
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+const AT: Timestamp = Timestamp(1_700_000_000_000);
+
+struct Fixture {
+    store: Arc<SqlStore<Sqlite>>,
+    directory: TempDir,
+}
+
+fn seal() -> Seal {
+    Seal::new(vec![7; 32]).unwrap()
+}
+
+async fn open(directory: &TempDir) -> Result<SqlStore<Sqlite>, OpenError> {
+    let options = StoreOptions { path: directory.path().join("ostler.db"), exclusive: true };
+    SqlStore::open(&options, seal()).await
+}
+
+async fn fixture() -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    Fixture { store: Arc::new(open(&directory).await.unwrap()), directory }
+}
+
+impl Fixture {
+    /// Runs SQL beside the store: what a foreign hand would do.
+    async fn tamper(&self, sql: &'static str) {
+        use sqlx::Connection as _;
+        let path = self.directory.path().join("ostler.db");
+        let mut connection = sqlx::SqliteConnection::connect(path.to_str().unwrap()).await.unwrap();
+        sqlx::query(sql).execute(&mut connection).await.unwrap();
+    }
+}
+
+fn session(org: &str, owner: &str) -> Session {
+    Session {
+        key: SessionKey::mint().unwrap(),
+        id: SessionId::mint(),
+        run_id: mint_run_id(),
+        thread_id: None,
+        org_id: org.into(),
+        owner_id: owner.into(),
+        harness: "demo".into(),
+        title: "t".into(),
+        metadata: Default::default(),
+        instructions: None,
+        permission_mode: PermissionMode::Ask,
+        workspace: "/w".into(),
+        limits: Limits::default(),
+        settings: json!({}),
+        state: SessionState::Idle,
+        wish: None,
+        turn: None,
+        turn_count: 0,
+        queued_turns: 0,
+        pending_approval: None,
+        pending_approval_count: 0,
+        resolved_approval_ids: vec![],
+        native_id: None,
+        started: false,
+        has_resume_state: false,
+        usage: Usage::NONE,
+        last_event_seq: 0,
+        holder: None,
+        version: 1,
+        created_at: AT,
+        updated_at: AT,
+        last_active_at: AT,
+    }
+}
+
+fn turn(ordinal: i64) -> Turn {
+    Turn {
+        id: TurnId::mint(),
+        ordinal: Ordinal(ordinal),
+        prompt: Prompt::Text("x".into()),
+        status: TurnStatus::Queued,
+        stop_reason: None,
+        text: None,
+        error: None,
+        usage: Usage::NONE,
+        rehydrated: false,
+        metadata: Default::default(),
+        traceparent: None,
+        created_at: AT,
+        started_at: None,
+        ended_at: None,
+    }
+}
+
+fn text(words: &str) -> NewEvent {
+    NewEvent { turn: None, at: AT, body: EventBody::Output(Output::TextDelta { text: words.into() }) }
+}
+
+fn org(org: &str) -> Scope {
+    Scope::Org { org: org.into() }
+}
+
+fn own(org: &str, owner: &str) -> Scope {
+    Scope::Own { org: org.into(), owner: owner.into() }
+}
+
+async fn create(store: &dyn Store, session: &Session) {
+    assert_eq!(store.commit(Change::create(session.clone())).await.unwrap(), Commit::Done);
+}
+
+async fn reread(store: &dyn Store, session: &Session) -> Session {
+    store.find_session_by_key(session.key).await.unwrap().unwrap()
+}
+
+async fn seqs(store: &dyn Store, session: &Session) -> Vec<i64> {
+    store.list_events(session.key, 0, 100_000).await.unwrap().events.iter().map(|event| event.seq).collect()
+}
+
+#[tokio::test]
+async fn row_1_a_session_reads_back_as_it_was_written() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let written = Session {
+        thread_id: Some("t1".into()),
+        metadata: [("k".to_owned(), "v".to_owned())].into(),
+        instructions: Some("be brief".into()),
+        settings: json!({"token_delay_ms": 0}),
+        ..session("o1", "alice")
+    };
+    create(store.as_ref(), &written).await;
+    assert_eq!(reread(store.as_ref(), &written).await, written);
+}
+
+#[tokio::test]
+async fn rows_2_and_3_a_change_sets_what_it_names_and_leaves_the_rest() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let mut change = Change::of(&new, AT);
+    change.set.resume_state = Some(Some(json!({"t": 1})));
+    store.commit(change).await.unwrap();
+    let mut change = Change::of(&reread(store.as_ref(), &new).await, AT);
+    change.set.title = Some("other".into());
+    store.commit(change).await.unwrap();
+    assert_eq!(store.find_resume_state(new.key).await.unwrap(), Some(json!({"t": 1})));
+    let mut change = Change::of(&reread(store.as_ref(), &new).await, AT);
+    change.set.resume_state = Some(None);
+    store.commit(change).await.unwrap();
+    let after = reread(store.as_ref(), &new).await;
+    assert_eq!(store.find_resume_state(new.key).await.unwrap(), None);
+    assert_eq!((after.title.as_str(), after.has_resume_state), ("other", false));
+}
+
+#[tokio::test]
+async fn row_4_a_change_of_a_session_that_is_not_there_makes_none() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let absent = session("o1", "alice");
+    assert_eq!(store.commit(Change::of(&absent, AT)).await.unwrap(), Commit::Stale);
+    assert!(store.find_session_by_key(absent.key).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn rows_5_and_6_a_failed_session_has_its_time_and_a_follow_up_forgets_it() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let failed = SessionState::Errored { failure: Failure::new("harness_failed", "no"), at: AT };
+    let mut change = Change::of(&new, AT);
+    change.set.state = Some(failed.clone());
+    store.commit(change).await.unwrap();
+    let errored = reread(store.as_ref(), &new).await;
+    assert_eq!(errored.state, failed);
+    let mut change = Change::of(&errored, AT);
+    change.turns.push(TurnWrite::Insert { turn: Box::new(turn(1)), urgent: false });
+    change.set.state = Some(failed.apply(Transition::Queue { turn: Ordinal(1) }).unwrap());
+    store.commit(change).await.unwrap();
+    assert_eq!(reread(store.as_ref(), &new).await.state, SessionState::Running { turn: Ordinal(1) });
+}
+
+#[tokio::test]
+async fn rows_7_and_8_a_list_is_scoped_before_it_is_cut_and_goes_on_page_by_page() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let mine: Vec<Session> = (0..3).map(|_| session("o1", "alice")).collect();
+    for session in &mine {
+        create(store.as_ref(), session).await;
+    }
+    for _ in 0..60 {
+        create(store.as_ref(), &session("o2", "alice")).await;
+    }
+    let filter = SessionFilter::default();
+    let page = |before| PageRequest { limit: 2, before };
+    let first = store.list_sessions(&own("o1", "alice"), &filter, page(None)).await.unwrap();
+    let ids: Vec<_> = first.rows.iter().map(|session| session.id.clone()).collect();
+    assert_eq!((ids, first.more), (vec![mine[2].id.clone(), mine[1].id.clone()], true));
+    let rest =
+        store.list_sessions(&own("o1", "alice"), &filter, page(Some(mine[1].id.clone()))).await.unwrap();
+    assert_eq!((rest.rows[0].id.clone(), rest.rows.len(), rest.more), (mine[0].id.clone(), 1, false));
+}
+
+#[tokio::test]
+async fn sec_08_each_principal_sees_just_its_own_page_by_page() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let mut expected = std::collections::BTreeMap::<(String, String), usize>::new();
+    for (o, w, s) in (0..5).flat_map(|o| (0..4).flat_map(move |w| (0..3).map(move |s| (o, w, s)))) {
+        let (o, w) = (format!("o{o}"), format!("w{w}"));
+        let _ = s;
+        create(store.as_ref(), &session(&o, &w)).await;
+        *expected.entry((o, w)).or_default() += 1;
+    }
+    for ((o, w), count) in expected {
+        let (mut seen, mut before) = (0, None);
+        loop {
+            let page = PageRequest { limit: 2, before };
+            let page = store.list_sessions(&own(&o, &w), &SessionFilter::default(), page).await.unwrap();
+            assert!(page.rows.iter().all(|session| session.org_id == o && session.owner_id == w));
+            seen += page.rows.len();
+            before = page.rows.last().map(|session| session.id.clone());
+            if !page.more {
+                break;
+            }
+        }
+        assert_eq!(seen, count);
+    }
+}
+
+#[tokio::test]
+async fn row_10_the_latest_of_a_thread_is_not_a_destroyed_one() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let in_thread = || Session { thread_id: Some("t".into()), ..session("o1", "alice") };
+    let (older, newer) = (in_thread(), in_thread());
+    create(store.as_ref(), &older).await;
+    create(store.as_ref(), &newer).await;
+    let mut change = Change::of(&newer, AT);
+    change.set.state = Some(SessionState::Destroyed { at: AT });
+    store.commit(change).await.unwrap();
+    let filter = SessionFilter { thread_id: Some("t".into()), alive: true, ..SessionFilter::default() };
+    let page =
+        store.list_sessions(&org("o1"), &filter, PageRequest { limit: 1, before: None }).await.unwrap();
+    assert_eq!(page.rows[0].id, older.id);
+}
+
+#[tokio::test]
+async fn row_11_a_run_id_is_unique_in_its_org_and_free_in_others() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let named = |org: &str, owner: &str| Session { run_id: "job-1".into(), ..session(org, owner) };
+    let first = named("o1", "alice");
+    create(store.as_ref(), &first).await;
+    let again = store.commit(Change::create(named("o1", "bob"))).await.unwrap();
+    assert_eq!(again, Commit::RunExists);
+    create(store.as_ref(), &named("o2", "bob")).await;
+    let found = store.find_session(&org("o1"), &SessionRef::Run("job-1".into())).await.unwrap().unwrap();
+    assert_eq!((found.id, found.owner_id.as_str()), (first.id, "alice"));
+}
+
+#[tokio::test]
+async fn row_12_a_session_is_found_in_its_scope_and_in_no_other() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let hers = session("o1", "alice");
+    create(store.as_ref(), &hers).await;
+    let by_id = SessionRef::Id(hers.id.clone());
+    let by_run = SessionRef::Run(hers.run_id.clone());
+    for reference in [by_id, by_run] {
+        for (scope, found) in [
+            (own("o1", "alice"), true),
+            (org("o1"), true),
+            (own("o1", "bob"), false),
+            (own("o2", "alice"), false),
+            (org("o2"), false),
+        ] {
+            let row = store.find_session(&scope, &reference).await.unwrap();
+            assert_eq!(row.is_some(), found, "{scope:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn row_13_an_unknown_status_and_broken_json_are_errors_that_name_the_place_and_others_are_read_on() {
+    let fixture = fixture().await;
+    let store = fixture.store.as_ref();
+    let (bad, good) = (session("o1", "alice"), session("o1", "alice"));
+    create(store, &bad).await;
+    fixture.tamper("PRAGMA ignore_check_constraints = ON").await;
+    fixture.tamper("UPDATE agent_harness_sessions SET metadata = '{broken'").await;
+    create(store, &good).await;
+    let error = store.find_session_by_key(bad.key).await.unwrap_err();
+    let StoreError::Corrupt { table, column, row, .. } = &error else { panic!("{error}") };
+    assert_eq!(
+        (*table, column.as_str(), row.as_str()),
+        ("agent_harness_sessions", "metadata", bad.id.as_str())
+    );
+    assert_eq!(reread(store, &good).await.id, good.id);
+}
+
+#[tokio::test]
+async fn a_stale_change_and_one_without_the_lease_change_nothing() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let (one, two) = (ReplicaId::mint(), ReplicaId::mint());
+    let lease = store.claim(new.key, &one, None).await.unwrap().unwrap();
+    assert!(store.claim(new.key, &two, None).await.unwrap().is_none(), "it is held");
+    assert_eq!(
+        store.commit(Change::of(&new, AT)).await.unwrap(),
+        Commit::Stale,
+        "the claim changed the version"
+    );
+    let held = reread(store.as_ref(), &new).await;
+    let taken_over = store.claim(new.key, &two, Some(&one)).await.unwrap().unwrap();
+    assert_eq!(taken_over.epoch(), lease.epoch() + 1);
+    let now = reread(store.as_ref(), &new).await;
+    let zombie = Session { version: now.version, ..held };
+    let mut change = Change::held(&zombie, &lease, AT);
+    change.events.push(text("from the grave"));
+    assert_eq!(store.commit(change).await.unwrap(), Commit::Stale, "row 71: the epoch fences it");
+    assert!(seqs(store.as_ref(), &new).await.is_empty());
+    let mut change = Change::held(&now, &taken_over, AT);
+    change.set.release = true;
+    assert_eq!(store.commit(change).await.unwrap(), Commit::Done);
+    assert_eq!(reread(store.as_ref(), &new).await.holder, None);
+}
+
+#[tokio::test]
+async fn of_many_claimers_one_gets_the_session() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let claims = (0..32).map(|_| {
+        let (store, key) = (Arc::clone(&store), new.key);
+        tokio::spawn(async move { store.claim(key, &ReplicaId::mint(), None).await.unwrap().is_some() })
+    });
+    let mut won = 0;
+    for claim in claims.collect::<Vec<_>>() {
+        won += usize::from(claim.await.unwrap());
+    }
+    assert_eq!(won, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_many_writers_are_numbered_without_a_hole() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let sessions: Vec<Session> = (0..8).map(|_| session("o1", "alice")).collect();
+    for session in &sessions {
+        create(store.as_ref(), session).await;
+    }
+    let mut writers = Vec::new();
+    for session in sessions.iter().flat_map(|session| std::iter::repeat_n(session, 4)) {
+        let (store, key) = (Arc::clone(&store), session.key);
+        writers.push(tokio::spawn(async move {
+            for n in 0..25 {
+                store.append(key, vec![text(&format!("{n}")), text("and")]).await.unwrap();
+            }
+        }));
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    for session in &sessions {
+        assert_eq!(seqs(store.as_ref(), session).await, (1..=200).collect::<Vec<i64>>());
+    }
+    assert!(
+        store.writer_stats().commits < 32 * 25,
+        "they were committed in groups: {:?}",
+        store.writer_stats()
+    );
+}
+
+#[tokio::test]
+async fn a_change_and_its_events_are_kept_together_or_not_at_all() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let mut change = Change::of(&new, AT);
+    change.set.title = Some("never".into());
+    // There is no such turn: the write finds no row, which undoes all of it.
+    change.turns.push(TurnWrite::Update(TurnSet::status(Ordinal(9), TurnStatus::Running)));
+    change.events.push(text("never"));
+    assert!(matches!(store.commit(change).await, Err(StoreError::Mismatch { table: "turns", rows: 0 })));
+    assert_eq!(reread(store.as_ref(), &new).await, new);
+    store.append(new.key, vec![text("first")]).await.unwrap();
+    assert_eq!(seqs(store.as_ref(), &new).await, [1], "the number that was not used is used now");
+}
+
+#[tokio::test]
+async fn one_bad_write_does_not_take_its_batch_with_it() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let sessions: Vec<Session> = (0..40).map(|_| session("o1", "alice")).collect();
+    for session in &sessions {
+        create(store.as_ref(), session).await;
+    }
+    let writes = sessions.iter().enumerate().map(|(n, session)| {
+        let mut change = Change::of(session, AT);
+        change.events.push(text("x"));
+        if n % 2 == 0 {
+            change.turns.push(TurnWrite::Update(TurnSet::status(Ordinal(9), TurnStatus::Running)));
+        }
+        let store = Arc::clone(&store);
+        tokio::spawn(async move { store.commit(change).await.is_ok() })
+    });
+    for (n, write) in writes.collect::<Vec<_>>().into_iter().enumerate() {
+        assert_eq!(write.await.unwrap(), n % 2 == 1, "write {n}");
+    }
+    for (n, session) in sessions.iter().enumerate() {
+        assert_eq!(seqs(store.as_ref(), session).await.len(), n % 2);
+    }
+}
+
+#[tokio::test]
+async fn the_schema_refuses_a_state_that_contradicts_itself() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let mut change = Change::of(&new, AT);
+    change.set.state = Some(SessionState::AwaitingApproval { turn: Ordinal(1) });
+    assert!(matches!(store.commit(change).await, Err(StoreError::Rejected(_))), "nothing waits");
+    let mut change = Change::of(&new, AT);
+    change.set.state = Some(SessionState::Stopped { cause: StopCause::User, at: AT });
+    assert_eq!(store.commit(change).await.unwrap(), Commit::Done);
+}
+
+#[tokio::test]
+async fn turns_line_up_in_order_and_an_urgent_one_goes_first() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let mut change = Change::of(&new, AT);
+    for (ordinal, urgent) in [(1, false), (2, false), (3, true), (4, true)] {
+        change.turns.push(TurnWrite::Insert { turn: Box::new(turn(ordinal)), urgent });
+    }
+    store.commit(change).await.unwrap();
+    let queued = store.list_queued_turns(new.key, 10).await.unwrap();
+    assert_eq!(queued.iter().map(|turn| turn.ordinal.0).collect::<Vec<_>>(), [3, 4, 1, 2]);
+}
+
+#[tokio::test]
+async fn a_turn_that_is_over_stays_over() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let mut change = Change::of(&new, AT);
+    change.turns.push(TurnWrite::Insert { turn: Box::new(turn(1)), urgent: false });
+    change.turns.push(TurnWrite::Update(TurnSet {
+        ended_at: Some(AT),
+        ..TurnSet::status(Ordinal(1), TurnStatus::Cancelled)
+    }));
+    store.commit(change).await.unwrap();
+    let mut change = Change::of(&reread(store.as_ref(), &new).await, AT);
+    change.turns.push(TurnWrite::Update(TurnSet::status(Ordinal(1), TurnStatus::Running)));
+    assert!(matches!(store.commit(change).await, Err(StoreError::Mismatch { .. })));
+}
+
+fn once(key: &str, session: &Session, answer: Option<OnceAnswer>) -> OnceRow {
+    OnceRow {
+        org: "o1".into(),
+        space: "key".into(),
+        key: key.into(),
+        fingerprint: "f".into(),
+        session: session.id.clone(),
+        turn: None,
+        approval: None,
+        answer,
+        at: AT,
+    }
+}
+
+#[tokio::test]
+async fn an_idempotency_key_is_kept_with_its_effect_once_and_not_without_it() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let (first, second) = (session("o1", "alice"), session("o1", "alice"));
+    let change = |session: &Session| Change {
+        once: Some(once("k", session, None)),
+        ..Change::create(session.clone())
+    };
+    assert_eq!(store.commit(change(&first)).await.unwrap(), Commit::Done);
+    assert_eq!(store.commit(change(&second)).await.unwrap(), Commit::Repeated);
+    assert!(store.find_session_by_key(second.key).await.unwrap().is_none());
+    let clash = Session { run_id: first.run_id.clone(), ..session("o1", "alice") };
+    let refused = Change { once: Some(once("other", &clash, None)), ..Change::create(clash.clone()) };
+    assert_eq!(store.commit(refused).await.unwrap(), Commit::RunExists);
+    assert_eq!(store.find_once("o1", "key", "other").await.unwrap(), None, "no effect, no key");
+    let answer = OnceAnswer { status: 201, body: "{}".into() };
+    store.finish_once("o1", "key", "k", answer.clone()).await.unwrap();
+    let late = OnceAnswer { status: 500, body: "late".into() };
+    store.finish_once("o1", "key", "k", late).await.unwrap();
+    let seen = store.find_once("o1", "key", "k").await.unwrap().unwrap();
+    assert_eq!(
+        (seen.session.as_str(), seen.answer),
+        (first.id.as_str(), Some(answer)),
+        "the first answer stays"
+    );
+    assert_eq!(store.find_once("o2", "key", "k").await.unwrap(), None);
+    assert_eq!(store.purge_once(Timestamp(AT.0 + 1)).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn f31_a_resume_state_that_was_changed_or_moved_is_an_error_and_others_are_read_on() {
+    let fixture = fixture().await;
+    let store = fixture.store.as_ref();
+    let (one, two) = (session("o1", "alice"), session("o2", "bob"));
+    for (session, state) in [(&one, json!({"of": "one"})), (&two, json!({"of": "two"}))] {
+        create(store, session).await;
+        let mut change = Change::of(session, AT);
+        change.set.resume_state = Some(Some(state));
+        store.commit(change).await.unwrap();
+    }
+    fixture
+        .tamper(
+            "UPDATE agent_harness_sessions SET resume_state =
+                (SELECT resume_state FROM agent_harness_sessions WHERE org_id = 'o1') WHERE org_id = 'o2'",
+        )
+        .await;
+    assert!(matches!(store.find_resume_state(two.key).await, Err(StoreError::Seal(_))));
+    assert_eq!(store.find_resume_state(one.key).await.unwrap(), Some(json!({"of": "one"})));
+    let bytes = std::fs::read(fixture.directory.path().join("ostler.db-wal")).unwrap();
+    assert!(!bytes.windows(5).any(|window| window == b"\"one\""), "it is sealed on disk");
+}
+
+#[tokio::test]
+async fn a_resume_state_that_is_too_large_is_refused_and_the_old_one_stays() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let mut change = Change::of(&new, AT);
+    change.set.resume_state = Some(Some(json!("x".repeat(17 << 20))));
+    assert!(matches!(store.commit(change).await, Err(StoreError::Seal(_))));
+}
+
+#[tokio::test]
+async fn keys_are_kept_by_hash_found_listed_and_revoked_within_their_org() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    assert!(!store.has_keys().await.unwrap());
+    let key = ApiKey {
+        id: KeyId::mint(),
+        org: "o1".into(),
+        owner: Some("alice".into()),
+        role: Role::Owner,
+        permissions: permissions_of(Role::Owner, &[]).unwrap(),
+        secret_hash: vec![1; 32],
+        created_at: AT,
+        expires_at: None,
+        revoked_at: None,
+        last_used_at: None,
+    };
+    store.insert_key(&key).await.unwrap();
+    assert!(store.has_keys().await.unwrap());
+    assert_eq!(store.find_key(&key.id).await.unwrap(), Some(key.clone()));
+    let page = store.list_keys("o1", PageRequest { limit: 9, before: None }).await.unwrap();
+    assert_eq!(page.rows, [key.clone()]);
+    assert!(!store.revoke_key("o2", &key.id, AT).await.unwrap());
+    assert!(store.revoke_key("o1", &key.id, AT).await.unwrap());
+    assert!(store.revoke_key("o1", &key.id, Timestamp(AT.0 + 9)).await.unwrap());
+    assert_eq!(store.find_key(&key.id).await.unwrap().unwrap().revoked_at, Some(AT), "the first end counts");
+}
+
+#[tokio::test]
+async fn sec_15_a_ticket_is_taken_once_and_in_time() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let key = KeyId::mint();
+    store.insert_ticket(b"one", new.key, &key, Timestamp(AT.0 + 60_000)).await.unwrap();
+    store.insert_ticket(b"late", new.key, &key, AT).await.unwrap();
+    assert_eq!(store.take_ticket(b"one", AT).await.unwrap(), Some((new.key, key)));
+    assert_eq!(store.take_ticket(b"one", AT).await.unwrap(), None);
+    assert_eq!(store.take_ticket(b"late", AT).await.unwrap(), None);
+    assert_eq!(store.take_ticket(b"none", AT).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn old_events_go_but_each_sessions_last_stays_so_that_its_numbers_go_on() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    store.append(new.key, vec![text("1"), text("2"), text("3")]).await.unwrap();
+    assert_eq!(store.purge_events(Timestamp(AT.0 + 1)).await.unwrap(), 2);
+    let page = store.list_events(new.key, 0, 10).await.unwrap();
+    assert_eq!((page.first_seq, page.last_seq, page.events.len()), (3, 3, 1));
+    store.append(new.key, vec![text("4")]).await.unwrap();
+    assert_eq!(seqs(store.as_ref(), &new).await, [3, 4]);
+}
+
+#[tokio::test]
+async fn a_purged_session_leaves_nothing() {
+    let Fixture { store, directory: _directory } = fixture().await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let mut change = Change::of(&new, AT);
+    change.turns.push(TurnWrite::Insert { turn: Box::new(turn(1)), urgent: false });
+    change.events.push(text("x"));
+    store.commit(change).await.unwrap();
+    store.purge_session(new.key).await.unwrap();
+    assert!(store.find_session_by_key(new.key).await.unwrap().is_none());
+    assert!(store.find_turn_at(new.key, Ordinal(1)).await.unwrap().is_none());
+    assert!(seqs(store.as_ref(), &new).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_second_process_on_the_same_file_is_refused_and_the_first_goes_on() {
+    let Fixture { store, directory } = fixture().await;
+    assert!(matches!(open(&directory).await, Err(OpenError::InUse { .. })));
+    create(store.as_ref(), &session("o1", "alice")).await;
+    store.close().await;
+    drop(store);
+    open(&directory).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_closed_store_has_kept_what_it_took_and_takes_no_more() {
+    let Fixture { store, directory } = fixture().await;
+    let sessions: Vec<Session> = (0..50).map(|_| session("o1", "alice")).collect();
+    let writes: Vec<_> = sessions
+        .iter()
+        .map(|session| {
+            let (store, change) = (Arc::clone(&store), Change::create(session.clone()));
+            tokio::spawn(async move { store.commit(change).await })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    store.close().await;
+    let mut kept = Vec::new();
+    for (write, session) in writes.into_iter().zip(&sessions) {
+        match write.await.unwrap() {
+            Ok(Commit::Done) => kept.push(session.key),
+            Err(StoreError::Closed) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(matches!(store.append(SessionKey(1), vec![text("x")]).await, Err(StoreError::Closed)));
+    drop(store);
+    let store = open(&directory).await.unwrap();
+    for key in kept {
+        assert!(store.find_session_by_key(key).await.unwrap().is_some());
+    }
+}

@@ -1,0 +1,155 @@
+//! The real binary as a child process, on a data directory of its own and a free port.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use super::api::Api;
+use super::within;
+
+/// A data directory, and how a service is started on it.
+pub struct Home {
+    directory: TempDir,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+/// A running service. Dropping it kills it, as a crash would.
+pub struct Server {
+    child: Child,
+    /// Where it listens, as `http://127.0.0.1:PORT`.
+    pub url: String,
+    /// What it printed before it served.
+    pub greeting: Vec<String>,
+    key: String,
+}
+
+impl Home {
+    /// An empty data directory; sweeps and graces are short, so that tests need not wait.
+    pub fn new() -> Self {
+        let arguments = [
+            "--sweep-interval-seconds",
+            "0.1",
+            "--cancel-grace-seconds",
+            "0.5",
+            "--shutdown-grace-seconds",
+            "2",
+        ];
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
+            environment: Vec::new(),
+        }
+    }
+
+    /// Adds flags to `ostler serve`.
+    pub fn with(mut self, arguments: &[&str]) -> Self {
+        self.arguments.extend(arguments.iter().map(|word| (*word).to_owned()));
+        self
+    }
+
+    /// Adds a variable to the service's environment.
+    pub fn with_env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Writes a configuration file and starts the service with it.
+    pub fn with_config(self, text: &str) -> Self {
+        let path = self.path().join("ostler.toml");
+        std::fs::write(&path, text).unwrap();
+        self.with(&["--config", path.to_str().unwrap()])
+    }
+
+    /// The data directory.
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The database file.
+    pub fn database(&self) -> PathBuf {
+        self.path().join("ostler.db")
+    }
+
+    /// `ostler` with these arguments and this data directory, to run to its end.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ostler"));
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", self.path())
+            .env("OSTLER_DATA_DIR", self.path())
+            .current_dir(self.path())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// Starts the service and returns when it listens.
+    pub async fn start(&self) -> Server {
+        let mut command = self.command(&["serve", "--listen", "127.0.0.1:0", "--log", "warn"]);
+        command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut greeting = Vec::new();
+        let url = within("the service to listen", async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                greeting.push(line.clone());
+                if let Some((_, url)) = line.split_once(" listens on ") {
+                    return url.to_owned();
+                }
+            }
+            panic!("the service ended before it listened: {greeting:?}");
+        })
+        .await;
+        let key = std::fs::read_to_string(self.path().join("admin.key")).unwrap().trim().to_owned();
+        Server { child, url, greeting, key }
+    }
+
+    /// Makes a key on the database itself, and gives its token.
+    pub async fn make_key(&self, arguments: &[&str]) -> String {
+        let output = self.command(&["keys", "create"]).args(arguments).output().await.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// How many lines of the session's effects ledger are of that kind.
+    pub fn effects(&self, session: &str, kind: &str) -> usize {
+        let path = self.path().join("workspaces").join(session).join("effects.jsonl");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.filter(|line| line["kind"] == kind).count()
+    }
+}
+
+impl Server {
+    /// A client with the admin key of the first start.
+    pub fn api(&self) -> Api {
+        self.api_with(&self.key)
+    }
+
+    /// A client with another key.
+    pub fn api_with(&self, key: &str) -> Api {
+        Api::new(&self.url, key)
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id().unwrap()
+    }
+
+    /// kill -9, and returns when it is gone.
+    pub async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// SIGTERM, and returns its exit status.
+    pub async fn terminate(mut self) -> std::process::ExitStatus {
+        let pid = rustix::process::Pid::from_raw(i32::try_from(self.pid()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        within("the service to end", self.child.wait()).await.unwrap()
+    }
+}
