@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::once::Effect;
 use super::prompt::new_turn;
-use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView, workspace};
+use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView, fault, workspace};
 use crate::domain::approval::PermissionMode;
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::limits::{
@@ -90,8 +90,9 @@ impl Service {
         }
         let effect = Effect { session: &view, turn: turn.as_ref(), approval: None };
         change.once = once.map(|once| once.row(&effect, at));
+        fault::point("create.before");
         match self.store.commit(change).await? {
-            Commit::Done => {}
+            Commit::Done => fault::point("create.committed"),
             Commit::RunExists => return Err(ServiceError::RunExists),
             Commit::Repeated => return Err(ServiceError::IdempotencyInProgress),
             Commit::Stale => return Err(ServiceError::Bug("a new session was stale".to_owned())),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::once::Effect;
-use super::{Counters, OnceRequest, Service, ServiceError, ServiceResult};
+use super::{Counters, OnceRequest, Service, ServiceError, ServiceResult, fault};
 use crate::domain::approval::{self, Approval, ApprovalStatus, DecisionRequest, Resolution};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
@@ -85,6 +85,7 @@ impl Service {
             Ok((Some(change), ()))
         })
         .await?;
+        fault::point("decide.committed");
         Counters::add(&self.counters.approvals_decided);
         self.ensure_driver(key);
         Ok(Decided { approval: decided, idempotent: false })

@@ -9,6 +9,7 @@ mod decide;
 mod destroy;
 mod driver;
 mod error;
+mod fault;
 mod keys;
 mod live;
 mod lookup;

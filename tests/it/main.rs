@@ -8,6 +8,15 @@
 )]
 
 mod acp_adapter;
+mod approvals;
 mod architecture;
+mod bad_input;
+mod crash;
+mod idempotency;
+mod scope;
+mod startup;
 mod store_contract;
+mod stream;
 mod support;
+mod sweep;
+mod turns;

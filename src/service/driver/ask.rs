@@ -10,7 +10,7 @@ use crate::harness::{Answer, ApprovalRequest};
 use crate::ids::{ApprovalId, TurnId};
 use crate::service::decide::answer;
 use crate::service::rows::Rows;
-use crate::service::{Counters, ServiceError, ServiceResult};
+use crate::service::{Counters, ServiceError, ServiceResult, fault};
 use crate::store::{ApprovalFilter, ApprovalWrite, Change, PageRequest, TurnSet, TurnWrite};
 
 /// The failure with which a harness says that it does not wait for this answer any more.
@@ -37,6 +37,7 @@ impl Driver {
             .commit(|change, rows| put_question(change, rows, &request, &turn).map(Some))
             .await?
             .filter(|approval| approval.status == ApprovalStatus::Pending);
+        fault::point("ask.stored");
         Counters::add(&self.service.counters.approvals_requested);
         let now = self.now();
         if let (Some(_), Some(work)) = (asked, &mut self.work) {
@@ -102,6 +103,7 @@ impl Driver {
             })
             .await?;
         let Some((dispatched, decision)) = dispatched else { return Ok(()) };
+        fault::point("answer.before");
         let told = Answer {
             native_id: dispatched.native_id.clone(),
             decision,
@@ -111,6 +113,7 @@ impl Driver {
         };
         match self.ask_harness(|harness| harness.answer(told)).await {
             Ok(()) => {
+                fault::point("answer.given");
                 self.close_answer(&dispatched, ApprovalStatus::Approved).await?;
                 self.go_on_unless_waiting().await
             }

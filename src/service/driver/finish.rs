@@ -9,6 +9,7 @@ use crate::domain::turn::TurnEnd;
 use crate::harness::HarnessEvent;
 use crate::service::ServiceResult;
 use crate::service::destroy::destroyed;
+use crate::service::fault;
 use crate::service::rows::Rows;
 use crate::service::stop::stopped;
 use crate::service::turn_end::end_all_turns;
@@ -20,6 +21,7 @@ impl Driver {
         if wish == Wish::Stop && ended_well {
             self.detach().await;
         }
+        fault::point("stop.detached");
         self.stop_harness().await;
         let work = self.work.take();
         let (text, usage) = match &work {

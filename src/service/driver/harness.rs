@@ -12,7 +12,7 @@ use crate::domain::turn::{Failure, Turn, TurnEnd};
 use crate::harness::{Continuity, HarnessError, HarnessEvent, HarnessSession, StartError, Started};
 use crate::ids::TurnId;
 use crate::service::rehydrate::continuity_event;
-use crate::service::{Counters, ServiceResult};
+use crate::service::{Counters, ServiceResult, fault};
 
 /// The longest that any harness may take to start; adapters have their own, shorter one.
 const START_DEADLINE: Duration = Duration::from_secs(180);
@@ -144,6 +144,7 @@ impl Driver {
 
     async fn welcome(&mut self, session: &Session, started: Started) -> ServiceResult<Continuity> {
         let Started { session: controls, events, continuity, native_id } = started;
+        fault::point("harness.started");
         let rehydrated = session.started;
         self.harness =
             Some(RunningHarness { session: controls, events, backlog: VecDeque::new(), rehydrated });

@@ -13,7 +13,7 @@ use crate::domain::session::{Session, Wish};
 use crate::domain::turn::{Failure, TurnEnd, TurnStatus};
 use crate::harness::{Continuity, HarnessEvent, TurnOutcome};
 use crate::service::turn_end::Ending as Closing;
-use crate::service::{Counters, ServiceResult};
+use crate::service::{Counters, ServiceResult, fault};
 use crate::store::{TurnSet, TurnWrite};
 
 impl Driver {
@@ -45,9 +45,13 @@ impl Driver {
         let Some((turn, limit)) = dispatched else { return Ok(()) };
         self.work = Some(Work::new(&turn, limit, self.now()));
         self.live.works();
+        fault::point("prompt.before");
         let input = input_of(&turn);
         match self.ask_harness(|harness| harness.prompt(input)).await {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                fault::point("prompt.given");
+                Ok(())
+            }
             Err(failure) => {
                 self.stop_harness().await;
                 self.end_turn(TurnEnd::Failed(failure)).await
@@ -235,6 +239,7 @@ impl Driver {
         let lost = matches!(end, TurnEnd::Interrupted { .. })
             || (self.harness.is_none() && matches!(end, TurnEnd::Failed(_)));
         let close_as = if lost { ApprovalStatus::Orphaned } else { ApprovalStatus::Cancelled };
+        fault::point("end.before");
         let work = self.work.take();
         let (text, usage) = match &work {
             Some(work) => (Some(work.text.clone()), work.usage),

@@ -90,8 +90,18 @@ impl Home {
 
     /// Starts the service and returns when it listens.
     pub async fn start(&self) -> Server {
+        self.launch(None).await
+    }
+
+    /// Starts a service that dies when it comes to that point.
+    pub async fn start_with_fault(&self, point: &str) -> Server {
+        self.launch(Some(point)).await
+    }
+
+    async fn launch(&self, fault: Option<&str>) -> Server {
         let mut command = self.command(&["serve", "--listen", "127.0.0.1:0", "--log", "warn"]);
         command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.envs(fault.map(|point| ("OSTLER_FAULT", point)));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut greeting = Vec::new();
@@ -107,6 +117,14 @@ impl Home {
         .await;
         let key = std::fs::read_to_string(self.path().join("admin.key")).unwrap().trim().to_owned();
         Server { child, url, greeting, key }
+    }
+
+    /// Runs SQL on the database: what a foreign hand would do.
+    pub async fn tamper(&self, sql: &str) {
+        use sqlx::Connection as _;
+        let path = self.database();
+        let mut connection = sqlx::SqliteConnection::connect(path.to_str().unwrap()).await.unwrap();
+        sqlx::query(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
     }
 
     /// Makes a key on the database itself, and gives its token.
@@ -144,6 +162,12 @@ impl Server {
     /// kill -9, and returns when it is gone.
     pub async fn kill(mut self) {
         self.child.kill().await.unwrap();
+    }
+
+    /// Returns when it has died by itself.
+    pub async fn wait_dead(mut self) {
+        let status = within("the service to die", self.child.wait()).await.unwrap();
+        assert!(!status.success(), "it died: {status}");
     }
 
     /// SIGTERM, and returns its exit status.

@@ -1,0 +1,25 @@
+# The service as a small image that runs as nobody in particular.
+FROM rust:1.95-slim-bookworm AS build
+WORKDIR /build
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends build-essential && rm -rf /var/lib/apt/lists/*
+COPY Cargo.toml Cargo.lock ./
+COPY migrations migrations
+COPY src src
+COPY tests/fake_acp_agent tests/fake_acp_agent
+COPY benches benches
+RUN cargo build --release --locked --bin ostler
+
+FROM debian:bookworm-slim
+RUN apt-get update -qq \
+ && apt-get install -y -qq --no-install-recommends ca-certificates tini \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --uid 10001 --user-group --create-home --home-dir /var/lib/ostler ostler
+COPY --from=build /build/target/release/ostler /usr/local/bin/ostler
+USER 10001:10001
+WORKDIR /var/lib/ostler
+ENV OSTLER_DATA_DIR=/var/lib/ostler/data
+VOLUME /var/lib/ostler
+EXPOSE 7070
+# tini reaps what an agent leaves behind.
+ENTRYPOINT ["tini", "--", "ostler"]
+CMD ["serve", "--listen", "0.0.0.0:7070", "--public-host", "localhost"]
