@@ -5,6 +5,7 @@ pub mod clock;
 pub mod config;
 pub mod domain;
 pub mod harness;
+pub mod http;
 pub mod ids;
 pub mod keys;
 pub mod service;

@@ -49,7 +49,12 @@ use crate::clock::Clock;
 use crate::domain::approval::PermissionMode;
 use crate::domain::session::Session;
 use crate::harness::Registry;
+pub use crate::harness::{Availability, Harness};
 use crate::ids::{ReplicaId, SessionKey};
+pub use crate::store::{
+    ApiKey, ApprovalFilter, Cursor, EventPage, OnceAnswer, Page, PageRequest, Published, Seen, SessionFilter,
+    SessionRef, StoreError,
+};
 use crate::store::{Change, Commit, SharedStore};
 
 /// How the service is set up.
