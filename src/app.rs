@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::config::{Config, DataConfig, parse_seal_key};
 use crate::domain::approval::hex;
 use crate::domain::scope::Role;
+use crate::http::{self, AllowedHosts, HttpOptions, ServerOptions};
 use crate::service::{KeySpec, Service, ServiceError};
 use crate::store::{OpenError, Seal, SealError, SharedStore, SqlStore, StoreError};
 
@@ -62,7 +63,7 @@ pub enum StartError {
 pub struct App {
     service: Arc<Service>,
     listener: TcpListener,
-    public_hosts: Vec<String>,
+    public_hosts: AllowedHosts,
     address: SocketAddr,
     /// The key that was made because there was none.
     pub first_key: Option<FirstKey>,
@@ -107,12 +108,20 @@ impl App {
         self.address
     }
 
-    /// Serves until `stop` resolves, then goes down in order.
+    /// Serves until `stop` resolves, then goes down in order: nothing new, streams end, turns get their grace, harnesses are put
+    /// away, and the store closes last.
     pub async fn serve(self, stop: tokio::sync::oneshot::Receiver<()>) {
-        // A sender that was dropped wants the service ended as well.
-        drop(stop.await);
-        drop(self.listener);
-        self.service.shut_down().await;
+        let service = self.service;
+        let router = http::router(Arc::clone(&service), HttpOptions { hosts: self.public_hosts });
+        let serving = http::serve(self.listener, router, ServerOptions::default(), service.closing().clone());
+        let going_down = async {
+            // A sender that was dropped wants the service ended as well.
+            drop(stop.await);
+            tracing::info!("shutting down");
+            service.shut_down().await;
+        };
+        tokio::join!(serving, going_down);
+        service.close().await;
     }
 }
 

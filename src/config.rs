@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::domain::approval::PermissionMode;
 use crate::harness::{HarnessConfig, Registry};
+use crate::http::AllowedHosts;
 use crate::service::ServiceOptions;
 use crate::store::{OpenError, StoreOptions};
 use crate::telemetry::LogFormat;
@@ -142,7 +143,7 @@ pub struct Config {
     /// Where to listen.
     pub listen: SocketAddr,
     /// Host names that requests may name beside loopback's.
-    pub public_hosts: Vec<String>,
+    pub public_hosts: AllowedHosts,
     /// How the service is set up.
     pub service: ServiceOptions,
     /// The harnesses.
@@ -249,25 +250,21 @@ impl ServeArgs {
         }
     }
 
-    fn resolve_listen(&self, file: &File, reading: &mut Reading) -> (SocketAddr, Vec<String>) {
+    fn resolve_listen(&self, file: &File, reading: &mut Reading) -> (SocketAddr, AllowedHosts) {
         let text = self.listen.as_ref().or(file.listen.as_ref()).map_or("127.0.0.1:7070", String::as_str);
         let fallback = SocketAddr::from(([127, 0, 0, 1], 7070));
         let parsed = text.parse().map_err(|_| format!("listen: {text:?} is not an address with a port"));
         let listen: SocketAddr = reading.note(parsed, fallback);
         let hosts = if self.public_host.is_empty() { &file.public_host } else { &self.public_host };
-        for host in hosts {
-            if !is_host_name(host) {
-                reading
-                    .0
-                    .push(format!("public_host: {host:?} is not a host name (without scheme, port or path)"));
-            }
-        }
+        let allowed = AllowedHosts::new(hosts)
+            .map_err(|host| format!("public_host: {host:?} is not a host name, with or without a port"));
+        let allowed = reading.note(allowed, AllowedHosts::default());
         if !listen.ip().is_loopback() && hosts.is_empty() {
             reading.0.push(format!(
                 "listen: {listen} is reachable from other machines; name the host that clients use with --public-host, and put TLS in front"
             ));
         }
-        (listen, hosts.clone())
+        (listen, allowed)
     }
 
     fn resolve_service(&self, file: &File, data_dir: &Path, reading: &mut Reading) -> ServiceOptions {
@@ -400,17 +397,6 @@ pub fn parse_seal_key(key: &SecretString) -> Option<Vec<u8>> {
     let is_key = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let byte = |i: usize| u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok();
     if is_key { (0..32).map(byte).collect() } else { None }
-}
-
-fn is_host_name(host: &str) -> bool {
-    let is_label = |label: &str| {
-        !label.is_empty()
-            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    let is_address = host.parse::<std::net::IpAddr>().is_ok_and(|address| !address.is_unspecified());
-    host.len() <= 253 && host != "0.0.0.0" && (is_address || host.split('.').all(is_label))
 }
 
 #[cfg(test)]

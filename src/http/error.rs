@@ -366,7 +366,11 @@ impl From<ServiceError> for ApiError {
                 plain(C::CursorExpired).with("first_seq", *first_seq)
             }
             ServiceError::InvalidCursor(_) => plain(C::InvalidCursor),
-            ServiceError::Overloaded(_) => plain(C::Overloaded),
+            ServiceError::QuotaExceeded { limit, used } => {
+                plain(C::QuotaExceeded).with("limit", *limit).with("used", *used)
+            }
+            // Another try finds whoever holds it.
+            ServiceError::Overloaded(_) | ServiceError::LeaseLost => plain(C::Overloaded),
             ServiceError::ShuttingDown => plain(C::ShuttingDown),
             ServiceError::Scope(error) => of_scope(*error),
             ServiceError::Unauthenticated => plain(C::Unauthenticated),

@@ -14,7 +14,7 @@ impl Service {
         self.closing.cancel();
     }
 
-    /// Goes down: returns when every driver and unit of work has finished and everything is stored.
+    /// Goes down: returns when every driver and unit of work has finished. [`Service::close`] follows.
     pub async fn shut_down(self: &Arc<Self>) {
         self.begin_shutdown();
         for live in self.live.all() {
@@ -28,6 +28,10 @@ impl Service {
                 tracing::error!(live = self.live.count(), "sessions are still live; the next start takes care of them");
             }
         }
+    }
+
+    /// Closes the store, when nothing needs it any more: what was accepted is committed first.
+    pub async fn close(&self) {
         if let Err(error) = self.store.forget_replica(&self.replica).await {
             tracing::warn!(%error, "this replica's row is left behind");
         }
