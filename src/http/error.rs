@@ -167,9 +167,12 @@ pub struct Problem {
     members: Map<String, Value>,
 }
 
-/// Why a request was refused.
+/// Why a request was refused. Boxed: results are handed on far more often than refused.
 #[derive(Clone, Debug)]
-pub struct ApiError {
+pub struct ApiError(Box<Refusal>);
+
+#[derive(Clone, Debug)]
+struct Refusal {
     code: ErrorCode,
     detail: String,
     members: Map<String, Value>,
@@ -183,13 +186,19 @@ pub type ApiResult<T> = Result<T, ApiError>;
 impl ApiError {
     /// An error with words for this case.
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), members: Map::new(), cause: None }
+        Self(Box::new(Refusal { code, detail: detail.into(), members: Map::new(), cause: None }))
     }
 
     /// A failure of ours: the cause is logged, the caller hears only that there was one.
     pub fn internal(cause: impl Into<String>) -> Self {
         let shown = "the service failed; the request id names the record of it";
-        Self { cause: Some(cause.into()), ..Self::new(ErrorCode::Internal, shown) }
+        Self::new(ErrorCode::Internal, shown).caused_by(cause)
+    }
+
+    /// With a cause that is logged and not shown.
+    pub fn caused_by(mut self, cause: impl Into<String>) -> Self {
+        self.0.cause = Some(cause.into());
+        self
     }
 
     /// What does not exist, or not in scope. The words are the same for both.
@@ -199,18 +208,18 @@ impl ApiError {
 
     /// With one more member.
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
-        self.members.insert(name.to_owned(), value.into());
+        self.0.members.insert(name.to_owned(), value.into());
         self
     }
 
     /// What a program looks at.
     pub fn code(&self) -> ErrorCode {
-        self.code
+        self.0.code
     }
 
     /// The causes, for the log.
     pub fn cause(&self) -> Option<&str> {
-        self.cause.as_deref()
+        self.0.cause.as_deref()
     }
 
     /// A turn that was waited for and went wrong in a way that has a status of its own; `None` for every other end.
@@ -234,14 +243,14 @@ impl ApiError {
     /// The document.
     pub fn document(&self, request_id: &str) -> String {
         let problem = Problem {
-            r#type: format!("urn:ostler:error:{}", self.code.as_str()),
-            title: self.code.title(),
-            status: self.code.number(),
-            detail: self.detail.clone(),
-            code: self.code,
+            r#type: format!("urn:ostler:error:{}", self.0.code.as_str()),
+            title: self.0.code.title(),
+            status: self.0.code.number(),
+            detail: self.0.detail.clone(),
+            code: self.0.code,
             request_id: request_id.to_owned(),
-            retryable: self.code.is_retryable(),
-            members: self.members.clone(),
+            retryable: self.0.code.is_retryable(),
+            members: self.0.members.clone(),
         };
         // Maps with text keys always serialize.
         serde_json::to_string(&problem).unwrap_or_default()
@@ -249,7 +258,7 @@ impl ApiError {
 
     /// The headers that go with the document.
     pub fn set_headers(&self, headers: &mut HeaderMap) {
-        set_problem_headers(self.code.status(), self.code.is_retryable(), headers);
+        set_problem_headers(self.0.code.status(), self.0.code.is_retryable(), headers);
     }
 }
 
@@ -268,7 +277,7 @@ impl IntoResponse for ApiError {
     /// The status alone; the document is written where the request's id is known.
     fn into_response(self) -> Response {
         let mut response = Response::new(Body::empty());
-        *response.status_mut() = self.code.status();
+        *response.status_mut() = self.0.code.status();
         response.extensions_mut().insert(self);
         response
     }
@@ -304,7 +313,7 @@ fn of_store(error: &StoreError) -> ApiError {
         | StoreError::Mismatch { .. }
         | StoreError::Seal(_) => return ApiError::internal(chain(error)),
     };
-    ApiError { cause: Some(chain(error)), ..ApiError::new(code, error.to_string()) }
+    ApiError::new(code, error.to_string()).caused_by(chain(error))
 }
 
 fn of_scope(error: ScopeError) -> ApiError {

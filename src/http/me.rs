@@ -32,7 +32,6 @@ pub struct PrincipalView {
     get, path = "/v1/me", tag = "keys", operation_id = "get_me",
     responses((status = 200, description = "The principal", body = PrincipalView)),
 )]
-#[expect(clippy::unused_async, reason = "a handler is async")]
 async fn me(Anyone(principal): Anyone) -> View<PrincipalView> {
     View(PrincipalView {
         key_id: principal.key.to_string(),

@@ -110,7 +110,6 @@ fn session_routes() -> OpenApiRouter<Http> {
         .merge(approvals::item_routes())
 }
 
-#[expect(clippy::unused_async, reason = "a handler is async")]
 async fn unknown_route() -> error::ApiError {
     error::ApiError::not_found()
 }

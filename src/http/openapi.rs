@@ -4,7 +4,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use utoipa::OpenApi;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
-use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::openapi::security::{Http as HttpScheme, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{self, ContentBuilder, Ref, RefOr, Required, ResponseBuilder};
 use utoipa_axum::router::OpenApiRouter;
@@ -44,7 +44,6 @@ pub fn routes() -> OpenApiRouter<Http> {
     get, path = "/openapi.json", tag = "operations", operation_id = "openapi",
     responses((status = 200, description = "The document", body = Object)),
 )]
-#[expect(clippy::unused_async, reason = "a handler is async")]
 async fn document(_reader: Anyone) -> Response {
     let json = HeaderValue::from_static("application/json");
     ([(header::CONTENT_TYPE, json)], super::openapi()).into_response()
@@ -57,10 +56,22 @@ pub(super) fn complete(mut api: openapi::OpenApi) -> openapi::OpenApi {
         .description(Some("`ostler_<key id>_<secret>`"))
         .build();
     api.components.get_or_insert_default().add_security_scheme("bearer", SecurityScheme::Http(bearer));
+    for (name, schema) in api.components.iter_mut().flat_map(|components| &mut components.schemas) {
+        complete_schema(name, schema);
+    }
     for (path, item) in &mut api.paths.paths {
         complete_path(path, item);
     }
     api
+}
+
+/// What clients get always has every field; what they send may leave some out.
+fn complete_schema(name: &str, schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::Object(object)) = schema else { return };
+    if !name.ends_with("Body") && name != "Limits" {
+        let always = object.properties.keys().filter(|field| *field != "edited_input");
+        object.required = always.cloned().collect();
+    }
 }
 
 fn complete_path(path: &str, item: &mut PathItem) {
@@ -104,7 +115,7 @@ fn complete_operation(path: &str, by_run: bool, operation: &mut Operation) {
         .description("A refusal; its `code` says why")
         .content("application/problem+json", problem)
         .build();
-    operation.responses.responses.insert("default".to_owned(), RefOr::T(refusal.into()));
+    operation.responses.responses.insert("default".to_owned(), RefOr::T(refusal));
 }
 
 fn add_parameter(operation: &mut Operation, parameter: Parameter) {

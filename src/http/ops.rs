@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::prometheus_text::{CONTENT_TYPE, encode};
-use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -21,7 +21,7 @@ use utoipa_axum::routes;
 
 use super::Http;
 use super::auth::Anyone;
-use super::error::{ApiError, ApiResult, ErrorCode};
+use super::error::{ApiError, ApiResult};
 use super::views::View;
 use crate::service::{Service, ServiceError};
 
@@ -42,7 +42,6 @@ pub struct HealthView {
     get, path = "/healthz", tag = "operations", operation_id = "healthz", security(()),
     responses((status = 200, description = "It does", body = HealthView)),
 )]
-#[expect(clippy::unused_async, reason = "a handler is async")]
 async fn healthz() -> View<HealthView> {
     View(HealthView { status: "ok" })
 }
@@ -56,10 +55,7 @@ async fn readyz(State(service): State<Arc<Service>>) -> ApiResult<View<HealthVie
     if service.closing().is_cancelled() {
         return Err(ServiceError::ShuttingDown.into());
     }
-    service.store().ping().await.map_err(|error| {
-        tracing::warn!(%error, "not ready");
-        ApiError::new(ErrorCode::StorageUnavailable, "the database does not answer")
-    })?;
+    service.store().ping().await.map_err(ServiceError::Store)?;
     Ok(View(HealthView { status: "ready" }))
 }
 
@@ -68,7 +64,6 @@ async fn readyz(State(service): State<Arc<Service>>) -> ApiResult<View<HealthVie
     get, path = "/metrics", tag = "operations", operation_id = "metrics",
     responses((status = 200, description = "The metrics", body = String, content_type = "text/plain")),
 )]
-#[expect(clippy::unused_async, reason = "a handler is async")]
 async fn metrics(State(http): State<Http>, _reader: Anyone) -> ApiResult<Response> {
     let mut text = String::new();
     encode(&mut text, &registry(&http)).map_err(|error| ApiError::internal(error.to_string()))?;
@@ -192,7 +187,7 @@ fn registry(http: &Http) -> Registry {
     registry
 }
 
-fn add(registry: &mut Registry, name: &str, help: &str, metric: impl Metric + EncodeMetric) {
+fn add(registry: &mut Registry, name: &str, help: &str, metric: impl Metric) {
     registry.register(name, help, metric);
 }
 
@@ -207,7 +202,7 @@ mod tests {
         let odd = Method::from_bytes(b"BREW").unwrap();
         metrics.note(&odd, "none", StatusCode::NOT_FOUND, Duration::ZERO);
         let mut registry = Registry::with_prefix("ostler");
-        registry.register("http_requests", "x", metrics.answers.clone());
+        registry.register("http_requests", "x", metrics.answers);
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         assert!(

@@ -120,3 +120,110 @@ impl Connection {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::get;
+    use std::future::pending;
+    use std::net::SocketAddr;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::task::JoinHandle;
+    use tokio::time::timeout;
+
+    struct Running {
+        address: SocketAddr,
+        shutdown: CancellationToken,
+        server: JoinHandle<()>,
+    }
+
+    async fn run(options: ServerOptions) -> Running {
+        let router = Router::new()
+            .route("/", get(async || "hello"))
+            .route("/never", get(async || pending::<()>().await))
+            .route("/large", get(async || vec![b'x'; 64 * 1024 * 1024]));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let server = tokio::spawn(serve(listener, router, options, shutdown.clone()));
+        Running { address, shutdown, server }
+    }
+
+    fn quick() -> ServerOptions {
+        let soon = Duration::from_millis(50);
+        ServerOptions { head_timeout: soon, write_timeout: soon, grace: soon, ..ServerOptions::default() }
+    }
+
+    impl Running {
+        async fn open(&self, request: &str) -> TcpStream {
+            let mut socket = TcpStream::connect(self.address).await.unwrap();
+            socket.write_all(request.as_bytes()).await.unwrap();
+            socket
+        }
+
+        /// Everything that comes until the server closes.
+        async fn answer(&self, request: &str) -> String {
+            let mut socket = self.open(request).await;
+            let mut bytes = Vec::new();
+            let read = timeout(Duration::from_secs(10), socket.read_to_end(&mut bytes)).await;
+            // A reset is a close as well.
+            let _ = read.expect("the server closes in time");
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+    }
+
+    const HELLO: &str = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+
+    #[tokio::test]
+    async fn a_request_is_answered() {
+        let running = run(ServerOptions::default()).await;
+        assert!(running.answer(HELLO).await.ends_with("hello"));
+    }
+
+    #[tokio::test]
+    async fn sec_20_half_a_head_an_idle_connection_and_a_large_head_are_closed() {
+        let running = run(quick()).await;
+        assert_eq!(running.answer("GET / HT").await, "");
+        assert_eq!(running.answer("").await, "");
+        assert!(running.answer("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.ends_with("hello"));
+        let large = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(64 * 1024));
+        assert!(running.answer(&large).await.starts_with("HTTP/1.1 431"));
+    }
+
+    #[tokio::test]
+    async fn sec_21_what_could_be_read_in_two_ways_is_refused() {
+        let running = run(ServerOptions::default()).await;
+        for (head, body) in [
+            ("content-length: +5", "hello"),
+            ("content-length: 5\r\ncontent-length: 6", "hello"),
+            ("content-length: 5, 6", "hello"),
+            ("transfer-encoding: gzip", "hello"),
+            ("x: a\r\n b", ""),
+            ("transfer-encoding : chunked", "0\r\n\r\n"),
+        ] {
+            let answer = running.answer(&format!("POST / HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n{body}")).await;
+            assert!(answer.starts_with("HTTP/1.1 400"), "{head}: {answer}");
+            assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{head}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_takes_nothing_is_let_go() {
+        let options = ServerOptions { max_connections: 1, ..quick() };
+        let running = run(options).await;
+        let _stuck = running.open("GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        // The only place is free again when the stuck one has been closed.
+        assert!(running.answer(HELLO).await.ends_with("hello"));
+    }
+
+    #[tokio::test]
+    async fn going_down_cuts_what_does_not_finish_within_the_grace() {
+        let running = run(quick()).await;
+        let mut open = running.open("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(running.answer(HELLO).await.ends_with("hello"));
+        running.shutdown.cancel();
+        timeout(Duration::from_secs(10), running.server).await.unwrap().unwrap();
+        assert_eq!(open.read(&mut [0; 16]).await.unwrap_or(0), 0);
+        assert!(TcpStream::connect(running.address).await.is_err());
+    }
+}

@@ -296,23 +296,19 @@ pub struct ApprovalSchema {
     /// pending, approved, denied, expired, cancelled or orphaned.
     status: String,
     /// approve or deny.
-    #[schema(required)]
     decision: Option<String>,
-    #[schema(required)]
     option_id: Option<String>,
-    #[schema(required)]
     reason: Option<String>,
     /// What the tool gets instead; only there when the decider changed it.
     edited_input: Option<Value>,
-    #[schema(required)]
     decided_by: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     requested_at: Timestamp,
-    #[schema(required, value_type = Option<String>, format = DateTime)]
+    #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    #[schema(required, value_type = Option<String>, format = DateTime)]
+    #[schema(value_type = Option<String>, format = DateTime)]
     decided_at: Option<Timestamp>,
-    #[schema(required, value_type = Option<String>, format = DateTime)]
+    #[schema(value_type = Option<String>, format = DateTime)]
     delivered_at: Option<Timestamp>,
 }
 
@@ -327,7 +323,6 @@ pub struct EventSchema {
     r#type: String,
     session_id: String,
     run_id: String,
-    #[schema(required)]
     turn_id: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     at: Timestamp,
