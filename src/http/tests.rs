@@ -3,9 +3,11 @@
 //! No driver runs here unless a test says so: turns may stay queued.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, StatusCode};
+use http_body_util::BodyExt;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -89,6 +91,35 @@ impl Ask {
     }
 }
 
+/// The body of an answer that is still coming.
+struct Reader {
+    body: Body,
+    text: String,
+}
+
+impl Reader {
+    /// Reads until the text has these words.
+    async fn until(&mut self, words: &str) -> &str {
+        while !self.text.contains(words) {
+            assert!(self.more().await, "ended without {words:?}: {}", self.text);
+        }
+        &self.text
+    }
+
+    /// Reads to the end.
+    async fn end(mut self) -> String {
+        while self.more().await {}
+        self.text
+    }
+
+    async fn more(&mut self) -> bool {
+        let frame = tokio::time::timeout(Duration::from_secs(10), self.body.frame());
+        let Some(frame) = frame.await.expect("something comes in time") else { return false };
+        self.text.push_str(std::str::from_utf8(&frame.unwrap().into_data().unwrap()).unwrap());
+        true
+    }
+}
+
 impl App {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -115,6 +146,13 @@ impl App {
 
     async fn owner(&self, owner: &str) -> String {
         self.key("acme", Role::Owner, Some(owner), &[]).await
+    }
+
+    /// An answer that is still coming.
+    async fn begin(&self, ask: Ask) -> (StatusCode, axum::http::HeaderMap, Reader) {
+        let response = self.router.clone().oneshot(ask.0.body(ask.1).unwrap()).await.unwrap();
+        let (parts, body) = response.into_parts();
+        (parts.status, parts.headers, Reader { body, text: String::new() })
     }
 
     async fn send(&self, ask: Ask) -> Got {
@@ -691,4 +729,70 @@ fn the_document_has_every_code_and_no_reference_to_nothing() {
     for id in ["list_sessions", "prompt_session", "prompt_session_by_run", "list_events", "decide_approval"] {
         assert!(ids.contains(id), "{id}");
     }
+}
+
+#[tokio::test]
+async fn a_stream_ends_with_the_service_and_says_when_to_come_back() {
+    let app = App::new().await;
+    let key = app.owner("alice").await;
+    let session = app.session(&key).await;
+    let stream = ask("GET", &format!("{}/events", path_of(&session))).key(&key);
+    let (status, _, mut reader) = app.begin(stream.with("accept", "text/event-stream")).await;
+    assert_eq!(status, StatusCode::OK);
+    reader.until("event: session.created").await;
+    app.service.closing().cancel();
+    assert!(reader.end().await.ends_with("retry: 2000\n\n"));
+}
+
+#[tokio::test]
+async fn sec_15_a_stream_ends_with_its_key() {
+    let app = App::new().await;
+    let (admin, key) = (app.key("acme", Role::Admin, None, &[]).await, app.owner("alice").await);
+    let session = app.session(&key).await;
+    let stream = ask("GET", &format!("{}/events", path_of(&session))).key(&key);
+    let (_, _, mut reader) = app.begin(stream.with("accept", "text/event-stream")).await;
+    reader.until("event: session.created").await;
+    let me = app.send(ask("GET", "/v1/me").key(&key)).await.json();
+    let path = format!("/v1/keys/{}", me["key_id"].as_str().unwrap());
+    app.send(ask("DELETE", &path).key(&admin)).await.is(204);
+    assert!(!reader.end().await.ends_with("retry: 2000\n\n"));
+}
+
+#[tokio::test]
+async fn a_repeated_streaming_post_streams_the_same_turn_again() {
+    let app = App::new().await;
+    let key = app.owner("alice").await;
+    let body = json!({"harness": "demo", "prompt": "hello"});
+    let create = || ask("POST", "/v1/sessions").key(&key).with("idempotency-key", "k").json(&body);
+    let mut begun = Vec::new();
+    for replayed in [None, Some("true")] {
+        let (status, headers, mut reader) = app.begin(create().with("accept", "text/event-stream")).await;
+        assert_eq!(status, StatusCode::OK);
+        assert_eq!(headers.get("idempotency-replayed").map(|value| value.to_str().unwrap()), replayed);
+        let frame = reader.until("event: turn.queued\n").await.lines().nth(2).map(str::to_owned);
+        begun.push((headers["location"].clone(), frame));
+    }
+    assert_eq!(begun[0], begun[1]);
+    let plain = app.send(create()).await.is(201);
+    assert_eq!(plain.header("idempotency-replayed"), Some("true"));
+    assert_eq!(app.send(create()).await.is(201).text, plain.text);
+    let list = app.send(ask("GET", "/v1/sessions").key(&key)).await.json();
+    assert_eq!(list["data"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_wait_that_is_over_is_answered_with_what_there_is_and_kept() {
+    let app = App::new().await;
+    let key = app.owner("alice").await;
+    let body = json!({"harness": "demo", "prompt": "hello"});
+    let create = || {
+        let ask = ask("POST", "/v1/sessions").key(&key).with("idempotency-key", "k").with("prefer", "wait=0");
+        ask.json(&body)
+    };
+    let first = app.send(create()).await;
+    // The turn may have ended by now, or not.
+    assert!(matches!(first.status.as_u16(), 201 | 202), "{}", first.text);
+    assert_eq!(first.header("preference-applied"), Some("wait=0"));
+    let again = app.send(create()).await;
+    assert_eq!((again.status, again.text), (first.status, first.text));
 }
