@@ -57,9 +57,15 @@ pub async fn layer(State(http): State<Http>, mut request: Request, next: Next) -
     let span = tracing::info_span!(
         "request", request_id = %id.0, %method, route, status = field::Empty
     );
+    let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
     request.extensions_mut().insert(id.clone());
     let mut response = next.run(request).instrument(span.clone()).await;
     span.in_scope(|| finish(&id, &mut response));
+    if chunked {
+        // Where a chunked body also declared a length, a proxy may have read another end of it than we did: what follows on
+        // this connection is not taken for a request.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     span.record("status", response.status().as_u16());
     http.metrics.note(&method, route, response.status(), begun.elapsed());
     span.in_scope(|| tracing::debug!(elapsed_ms = elapsed_ms(begun), "answered"));

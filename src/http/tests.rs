@@ -796,3 +796,19 @@ async fn a_wait_that_is_over_is_answered_with_what_there_is_and_kept() {
     let again = app.send(create()).await;
     assert_eq!((again.status, again.text), (first.status, first.text));
 }
+
+#[tokio::test]
+async fn sec_21_nothing_follows_a_chunked_request_on_its_connection_and_foreign_identities_are_nothing() {
+    let app = App::new().await;
+    let key = app.owner("alice").await;
+    let got = app.send(ask("GET", "/v1/me").key(&key).with("transfer-encoding", "chunked")).await.is(200);
+    assert_eq!(got.header("connection"), Some("close"));
+    let plain = app.send(ask("GET", "/v1/me").key(&key)).await.is(200);
+    assert_eq!(plain.header("connection"), None);
+    let claims = ask("GET", "/v1/me")
+        .key(&key)
+        .with("x-org", "other")
+        .with("x-user", "bob")
+        .with("ostler-owner", "bob");
+    assert_eq!(app.send(claims).await.is(200).text, plain.text);
+}
