@@ -1,6 +1,7 @@
 #![doc = include_str!("ARCHITECTURE.md")]
 
 pub mod app;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod domain;

@@ -1,0 +1,225 @@
+//! `ostler logs`: what happened in a session, as events or as a conversation.
+
+use clap::Args;
+use serde_json::Value;
+
+use super::client::{Client, session_path};
+use super::error::{CliError, CliResult};
+use super::pages::Pages;
+use super::render::{Renderer, brief, question};
+use super::sse::{Event, EventReader, Step};
+use super::terminal::{Look, Terminal, one_line};
+use super::{Exit, text_of};
+
+/// How many events are read at once.
+const PAGE: usize = 200;
+
+/// `ostler logs`.
+#[derive(Args, Clone, Debug)]
+pub struct LogsArgs {
+    /// The session (id or run id)
+    id: String,
+
+    /// Go on as long as things happen
+    #[arg(short, long)]
+    follow: bool,
+
+    /// Begin after this event
+    #[arg(long, value_name = "SEQ", default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..))]
+    after: i64,
+
+    /// Show the conversation instead: who said what, and what was done
+    #[arg(long, conflicts_with_all = ["follow", "after"])]
+    transcript: bool,
+}
+
+/// Shows what happened.
+pub(super) async fn logs(client: &Client, terminal: &mut Terminal, args: LogsArgs) -> CliResult<Exit> {
+    if args.transcript {
+        return transcript(client, terminal, &args.id).await;
+    }
+    let mut renderer = Renderer::default();
+    if !args.follow {
+        read(client, terminal, &mut renderer, &args).await?;
+        terminal.end_line()?;
+        return Ok(Exit::Ok);
+    }
+    let exit = tokio::select! {
+        done = follow(client, terminal, &mut renderer, &args) => done.map(|()| Exit::Ok),
+        pressed = tokio::signal::ctrl_c() => pressed.map(|()| Exit::Interrupted).map_err(CliError::from),
+    };
+    terminal.end_line()?;
+    exit
+}
+
+/// Shows the events so far.
+async fn read(
+    client: &Client,
+    terminal: &mut Terminal,
+    renderer: &mut Renderer,
+    args: &LogsArgs,
+) -> CliResult<()> {
+    let path = session_path(&args.id, &["events"]);
+    let mut after = args.after;
+    loop {
+        let query = [("after", after.to_string()), ("limit", PAGE.to_string())];
+        let mut page = client.get(&path, &query).await?.body;
+        let Some(Value::Array(items)) = page.get_mut("data").map(Value::take) else {
+            return Err(CliError::Unexpected("the answer is no list".to_owned()));
+        };
+        let count = items.len();
+        for event in items.into_iter().filter_map(Event::read) {
+            after = after.max(event.seq);
+            show(terminal, renderer, &event)?;
+        }
+        if count < PAGE {
+            return Ok(());
+        }
+    }
+}
+
+/// Shows events as they happen, until the session is destroyed.
+async fn follow(
+    client: &Client,
+    terminal: &mut Terminal,
+    renderer: &mut Renderer,
+    args: &LogsArgs,
+) -> CliResult<()> {
+    let mut reader = EventReader::new(client, &args.id, args.after);
+    while let Some(step) = reader.next().await? {
+        match step {
+            Step::Event(event) => show(terminal, renderer, &event)?,
+            Step::Lost => terminal.note("connection lost; reconnecting", Look::Dim)?,
+        }
+    }
+    Ok(())
+}
+
+fn show(terminal: &mut Terminal, renderer: &mut Renderer, event: &Event) -> CliResult<()> {
+    if terminal.json {
+        return terminal.json_line(&event.whole);
+    }
+    if !renderer.output(terminal, event)? {
+        renderer.life(terminal, event)?;
+    }
+    Ok(())
+}
+
+async fn transcript(client: &Client, terminal: &mut Terminal, id: &str) -> CliResult<Exit> {
+    let mut pages = Pages::new(client, session_path(id, &["transcript"]), Vec::new(), None);
+    while let Some(page) = pages.next().await? {
+        for message in &page.items {
+            if terminal.json {
+                terminal.json_line(message)?;
+            } else {
+                show_message(terminal, message)?;
+            }
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+/// Shows a message of the transcript: speech with who said it, anything else on a line.
+fn show_message(terminal: &mut Terminal, message: &Value) -> CliResult<()> {
+    let kind = ["type", "role"].map(|name| text_of(message, name)).into_iter().find(|word| !word.is_empty());
+    let approval = message.get("approval").unwrap_or(message);
+    match kind.unwrap_or_default() {
+        "user" => {
+            let text = text_of(message, "text");
+            for line in text.lines() {
+                terminal.line(&format!("> {line}"), Look::Bold)?;
+            }
+            Ok(())
+        }
+        "assistant" => terminal.line(text_of(message, "text"), Look::Plain),
+        "tool" | "tool_call" => {
+            let failed = text_of(message, "status") == "failed";
+            let (mark, look) = if failed { ("✗", Look::Red) } else { ("✓", Look::Green) };
+            terminal.line(&format!("{mark} {}", one_line(text_of(message, "name"))), look)?;
+            for name in ["input", "result"] {
+                let value = brief(&message[name]);
+                if !value.is_empty() {
+                    terminal.line(&format!("  {name}: {}", one_line(&value)), Look::Dim)?;
+                }
+            }
+            Ok(())
+        }
+        "approval" => {
+            let by = approval["decided_by"].as_str().map(|who| format!(" by {who}")).unwrap_or_default();
+            let text = format!("── {}{by}: {}", text_of(approval, "status"), question(approval));
+            terminal.line(&one_line(&text), Look::Yellow)
+        }
+        other => terminal.line(&format!("· {other} {}", brief(message)), Look::Dim),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::stub::{Reply, Stub, event, frame};
+    use super::*;
+
+    fn delta(seq: i64) -> Value {
+        event(seq, "text.delta", json!({"text": format!("{seq} ")}))
+    }
+
+    fn args(follow: bool, after: i64, transcript: bool) -> LogsArgs {
+        LogsArgs { id: "ses_1".into(), follow, after, transcript }
+    }
+
+    #[tokio::test]
+    async fn all_pages_of_events_are_read_from_the_given_seq_on() {
+        let stub = Stub::start([Reply::page((8..208).map(delta)), Reply::page((208..=210).map(delta))]).await;
+        let (mut terminal, out, _) = Terminal::kept(true, None);
+        logs(&stub.client(), &mut terminal, args(false, 7, false)).await.unwrap();
+        let seqs: Vec<i64> = out
+            .text()
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap()["seq"].as_i64().unwrap())
+            .collect();
+        assert_eq!(seqs, (8..=210).collect::<Vec<_>>());
+        let lines = [
+            "GET /v1/sessions/ses_1/events?after=7&limit=200",
+            "GET /v1/sessions/ses_1/events?after=207&limit=200",
+        ];
+        assert_eq!(stub.lines(), lines);
+    }
+
+    #[tokio::test]
+    async fn following_outlasts_a_cut_and_ends_with_the_session() {
+        let frames =
+            |events: &[Value]| format!("retry: 0\n\n{}", events.iter().map(frame).collect::<String>());
+        let stub = Stub::start([
+            Reply::Stream { frames: frames(&[delta(4), delta(5)]), cut: true },
+            Reply::Stream { frames: frames(&[event(6, "session.destroyed", json!({}))]), cut: false },
+            Reply::raw(204, "text/plain", ""),
+        ])
+        .await;
+        let (mut terminal, out, _) = Terminal::kept(false, None);
+        let exit = logs(&stub.client(), &mut terminal, args(true, 3, false)).await.unwrap();
+        assert_eq!((exit, out.text().as_str()), (Exit::Ok, "4 5 \n── session destroyed\n"));
+    }
+
+    #[tokio::test]
+    async fn the_transcript_reads_like_a_conversation() {
+        let messages = [
+            json!({"role": "user", "text": "Fix it.\nPlease."}),
+            json!({"role": "assistant", "text": "I look."}),
+            json!({"role": "tool", "name": "read", "status": "succeeded", "input": {"path": "a"}, "result": "b\nc"}),
+            json!({"role": "approval", "approval": {"status": "denied", "decided_by": "bob", "title": "Run: ls"}}),
+        ];
+        let stub = Stub::start([Reply::page(messages)]).await;
+        let (mut terminal, out, _) = Terminal::kept(false, None);
+        logs(&stub.client(), &mut terminal, args(false, 0, true)).await.unwrap();
+        insta::assert_snapshot!(out.text(), @r#"
+        > Fix it.
+        > Please.
+        I look.
+        ✓ read
+          input: {"path":"a"}
+          result: b c
+        ── denied by bob: Run: ls
+        "#);
+    }
+}

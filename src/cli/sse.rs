@@ -1,0 +1,397 @@
+//! Event streams: a parser that takes bytes as they come, and a reader that survives cut connections.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use reqwest::Response;
+use serde_json::Value;
+
+use super::client::{Client, session_path};
+use super::error::{CliError, CliResult};
+
+/// The largest line that is taken. What a person approves is shown whole, so it is generous.
+const LINE_MAX_BYTES: usize = 64 << 20;
+/// The service sends a comment each 15 s: a stream that is silent for so long is dead.
+const SILENCE_MAX: Duration = Duration::from_secs(45);
+/// Until the service says otherwise.
+const RETRY: Duration = Duration::from_secs(2);
+/// The longest wait between two attempts, whatever the service says.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How often a stream is opened in vain, one after the other, before we give up: about half a minute.
+const ATTEMPTS: u32 = 15;
+
+/// What a stream holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Item {
+    /// A message.
+    Message(Message),
+    /// How long to wait before a new connection.
+    Retry(Duration),
+}
+
+/// A message.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Message {
+    /// Its `id`; the last one before it where it has none.
+    pub id: String,
+    /// Its `event`; empty where it has none.
+    pub kind: String,
+    /// Its `data` lines, joined.
+    pub data: String,
+}
+
+/// The parser of the WHATWG event stream format. Bytes in, in any portions; whole messages out.
+#[derive(Debug, Default)]
+pub(super) struct Parser {
+    line: Vec<u8>,
+    /// The last byte was a CR: an LF that follows belongs to the same line end.
+    after_cr: bool,
+    past_first_line: bool,
+    message: Message,
+    has_data: bool,
+}
+
+impl Parser {
+    /// Takes more bytes.
+    ///
+    /// # Errors
+    /// When a line is larger than any of the service.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Vec<Item>, &'static str> {
+        let mut items = Vec::new();
+        for &byte in bytes {
+            let ends_crlf = std::mem::take(&mut self.after_cr) && byte == b'\n';
+            match byte {
+                _ if ends_crlf => {}
+                b'\n' | b'\r' => {
+                    self.after_cr = byte == b'\r';
+                    let line = std::mem::take(&mut self.line);
+                    items.extend(self.take_line(&String::from_utf8_lossy(&line)));
+                }
+                _ if self.line.len() >= LINE_MAX_BYTES => {
+                    return Err("the event stream holds a line too large");
+                }
+                _ => self.line.push(byte),
+            }
+        }
+        Ok(items)
+    }
+
+    fn take_line(&mut self, line: &str) -> Option<Item> {
+        let line = if self.past_first_line { line } else { line.trim_start_matches('\u{feff}') };
+        self.past_first_line = true;
+        if line.is_empty() {
+            return self.take_message();
+        }
+        let (field, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "data" => {
+                if std::mem::replace(&mut self.has_data, true) {
+                    self.message.data.push('\n');
+                }
+                self.message.data.push_str(value);
+            }
+            "event" => value.clone_into(&mut self.message.kind),
+            "id" if !value.contains('\0') => value.clone_into(&mut self.message.id),
+            "retry" => {
+                let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+                return digits
+                    .then(|| value.parse().ok())
+                    .flatten()
+                    .map(Duration::from_millis)
+                    .map(Item::Retry);
+            }
+            // A comment has an empty field; the rest is of a future that we do not know.
+            _ => {}
+        }
+        None
+    }
+
+    fn take_message(&mut self) -> Option<Item> {
+        let next = Message { id: self.message.id.clone(), ..Message::default() };
+        let message = std::mem::replace(&mut self.message, next);
+        std::mem::take(&mut self.has_data).then_some(Item::Message(message))
+    }
+}
+
+/// An event of a session.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Event {
+    /// Its place in the session.
+    pub seq: i64,
+    /// Its type.
+    pub kind: String,
+    /// The turn it belongs to.
+    pub turn_id: Option<String>,
+    /// When it happened.
+    pub at: String,
+    /// What it says.
+    pub data: Value,
+    /// All of it, as it came.
+    pub whole: Value,
+}
+
+impl Event {
+    /// Reads an event; `None` when it is none.
+    pub(super) fn read(mut whole: Value) -> Option<Self> {
+        let text = |name: &str| whole.get(name).and_then(Value::as_str).map(str::to_owned);
+        let (kind, turn_id, at) = (text("type")?, text("turn_id"), text("at").unwrap_or_default());
+        let seq = whole.get("seq")?.as_i64()?;
+        let data = whole.get_mut("data").map(|data| data.clone()).unwrap_or_default();
+        Some(Self { seq, kind, turn_id, at, data, whole })
+    }
+
+    /// A text of its data; empty where there is none.
+    pub(super) fn text(&self, name: &str) -> &str {
+        self.data.get(name).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Whether it ends its turn.
+    pub(super) fn ends_turn(&self) -> bool {
+        matches!(
+            self.kind.as_str(),
+            "turn.completed" | "turn.failed" | "turn.cancelled" | "turn.interrupted" | "turn.timed_out"
+        )
+    }
+}
+
+/// What a reader has to tell.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// The next event, each exactly once and in order.
+    Event(Box<Event>),
+    /// The connection was lost; the reader is about to open a new one.
+    Lost,
+}
+
+/// Follows a session's events over as many connections as it takes. [`EventReader::next`] may be dropped at any point.
+pub(super) struct EventReader<'a> {
+    client: &'a Client,
+    session: String,
+    after: i64,
+    /// The last seq that was given out, once there is one.
+    last: Option<i64>,
+    connection: Option<(Response, Parser)>,
+    waiting: VecDeque<Event>,
+    retry: Duration,
+    failures: u32,
+    pause: bool,
+}
+
+impl<'a> EventReader<'a> {
+    /// A reader of a session's events that come after a seq.
+    pub(super) fn new(client: &'a Client, session: &str, after: i64) -> Self {
+        Self {
+            client,
+            session: session.to_owned(),
+            after,
+            last: None,
+            connection: None,
+            waiting: VecDeque::new(),
+            retry: RETRY,
+            failures: 0,
+            pause: false,
+        }
+    }
+
+    /// The next step; `None` when nothing more is to come: the session is destroyed and was read to its end.
+    ///
+    /// # Errors
+    /// When the service refuses, or stays out of reach.
+    pub(super) async fn next(&mut self) -> CliResult<Option<Step>> {
+        loop {
+            if let Some(event) = self.waiting.pop_front() {
+                if event.seq > self.last.unwrap_or(self.after) {
+                    self.last = Some(event.seq);
+                    return Ok(Some(Step::Event(Box::new(event))));
+                }
+                continue;
+            }
+            if self.connection.is_none() {
+                if self.pause {
+                    tokio::time::sleep(self.retry).await;
+                    self.pause = false;
+                }
+                if !self.connect().await? {
+                    return Ok(None);
+                }
+                continue;
+            }
+            if !self.receive().await? {
+                self.connection = None;
+                self.pause = true;
+                return Ok(Some(Step::Lost));
+            }
+        }
+    }
+
+    /// Opens a connection, or notes the failure; `false` when the service has nothing more to tell.
+    async fn connect(&mut self) -> CliResult<bool> {
+        let path = session_path(&self.session, &["events"]);
+        let query = [("after", self.after.to_string())];
+        let query = if self.last.is_some() { &[][..] } else { &query[..] };
+        match self.client.open_stream(&path, query, self.last).await {
+            Ok(response) if response.status().as_u16() == 204 => Ok(false),
+            Ok(response) => {
+                self.connection = Some((response, Parser::default()));
+                Ok(true)
+            }
+            Err(error) => {
+                self.failures += 1;
+                if self.failures >= ATTEMPTS || !passes(&error) {
+                    return Err(error);
+                }
+                self.pause = true;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Takes the next bytes of the connection; `false` when it has ended.
+    async fn receive(&mut self) -> CliResult<bool> {
+        let Some((response, parser)) = &mut self.connection else { return Ok(false) };
+        let Ok(Ok(Some(bytes))) = tokio::time::timeout(SILENCE_MAX, response.chunk()).await else {
+            return Ok(false);
+        };
+        let items = parser.push(&bytes).map_err(|why| CliError::Unexpected(why.to_owned()))?;
+        for item in items {
+            match item {
+                Item::Retry(wait) => self.retry = wait.min(RETRY_MAX),
+                Item::Message(message) => {
+                    let event = serde_json::from_str(&message.data).ok().and_then(Event::read);
+                    let event = event.ok_or_else(|| {
+                        CliError::Unexpected("the event stream holds something that is no event".to_owned())
+                    })?;
+                    self.failures = 0;
+                    self.waiting.push_back(event);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Whether a stream that could not be opened may open later.
+fn passes(error: &CliError) -> bool {
+    match error {
+        CliError::Unreachable { .. } => true,
+        CliError::Problem(problem) => problem.status == 429 || problem.status >= 500,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::Exit;
+    use super::super::stub::{Reply, Stub, event, frame};
+    use super::*;
+
+    fn message(id: &str, kind: &str, data: &str) -> Item {
+        Item::Message(Message { id: id.into(), kind: kind.into(), data: data.into() })
+    }
+
+    const STREAM: &str = "\u{feff}retry: 2000\n: keep-alive\n\nid: 1\nevent: text.delta\ndata: {\"a\":1}\n\n\
+                          id: 2\r\ndata: über\r\ndata:  two\r\n\r\nid: 3\rdata\r\revent: empty\n\nfuture: x\ndata:x\n\ndata: cut";
+
+    fn expected() -> Vec<Item> {
+        vec![
+            Item::Retry(Duration::from_secs(2)),
+            message("1", "text.delta", "{\"a\":1}"),
+            message("2", "", "über\n two"),
+            message("3", "", ""),
+            message("3", "", "x"),
+        ]
+    }
+
+    #[test]
+    fn a_stream_is_read_alike_wherever_it_is_split() {
+        let bytes = STREAM.as_bytes();
+        for at in 0..=bytes.len() {
+            let mut parser = Parser::default();
+            let mut items = parser.push(&bytes[..at]).unwrap();
+            items.extend(parser.push(&bytes[at..]).unwrap());
+            assert_eq!(items, expected(), "split at {at}");
+        }
+        let mut parser = Parser::default();
+        let items: Vec<Item> = bytes.chunks(1).flat_map(|byte| parser.push(byte).unwrap()).collect();
+        assert_eq!(items, expected());
+    }
+
+    #[test]
+    fn comments_and_bad_retries_say_nothing() {
+        let mut parser = Parser::default();
+        assert_eq!(parser.push(b": hello\n\n:\n\nretry: soon\nretry:\nretry: -1\nevent: x\n\n").unwrap(), []);
+        assert_eq!(parser.push(b"data: y\n\n").unwrap(), [message("", "", "y")]);
+    }
+
+    fn delta(seq: i64) -> Value {
+        event(seq, "text.delta", json!({"text": format!("{seq} ")}))
+    }
+
+    fn stream(seqs: std::ops::RangeInclusive<i64>, cut: bool) -> Reply {
+        let frames: String = seqs.map(|seq| frame(&delta(seq))).collect();
+        Reply::Stream { frames: format!("retry: 0\n\n{frames}"), cut }
+    }
+
+    /// Reads to the end: the seqs that were given out, and how often the connection was lost.
+    async fn read_all(client: &Client, after: i64) -> CliResult<(Vec<i64>, usize)> {
+        let mut reader = EventReader::new(client, "ses_1", after);
+        let (mut seqs, mut lost) = (Vec::new(), 0);
+        while let Some(step) = reader.next().await? {
+            match step {
+                Step::Event(event) => seqs.push(event.seq),
+                Step::Lost => lost += 1,
+            }
+        }
+        Ok((seqs, lost))
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_is_cut_off_goes_on_after_the_last_event_and_gives_each_out_once() {
+        let half = format!("retry: 0\n\n{}id: 4\ndata: {{\"seq\"", frame(&delta(3)));
+        let stub = Stub::start([
+            stream(1..=2, true),
+            Reply::Stream { frames: half, cut: true },
+            // A service that begins too early does no harm.
+            stream(2..=6, false),
+            Reply::raw(204, "text/plain", ""),
+        ])
+        .await;
+        let (seqs, lost) = read_all(&stub.client(), 0).await.unwrap();
+        assert_eq!((seqs, lost), (vec![1, 2, 3, 4, 5, 6], 3));
+        let seen = stub.requests();
+        assert_eq!(seen[0].target, "/v1/sessions/ses_1/events?after=0");
+        let resumed: Vec<String> = seen.iter().map(|request| request.header("last-event-id")).collect();
+        assert_eq!(resumed, ["", "2", "3", "6"]);
+        assert!(seen.iter().all(|request| request.header("accept") == "text/event-stream"));
+    }
+
+    #[tokio::test]
+    async fn a_reader_outlasts_a_service_that_restarts() {
+        let stub = Stub::start([
+            stream(1..=1, true),
+            Reply::Cut,
+            Reply::problem(503, "shutting_down"),
+            stream(2..=2, false),
+            Reply::raw(204, "text/plain", ""),
+        ])
+        .await;
+        assert_eq!(read_all(&stub.client(), 0).await.unwrap().0, [1, 2]);
+    }
+
+    #[tokio::test]
+    async fn a_reader_does_not_insist_where_the_service_refuses() {
+        let stub = Stub::start([Reply::problem(404, "not_found")]).await;
+        let error = read_all(&stub.client(), 7).await.unwrap_err();
+        assert_eq!(error.exit(), Exit::NotFound);
+        assert_eq!(stub.lines(), ["GET /v1/sessions/ses_1/events?after=7"]);
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_holds_no_events_is_reported_and_not_read_for_ever() {
+        let stub = Stub::start([Reply::Stream { frames: "data: hello\n\n".into(), cut: false }]).await;
+        assert!(matches!(read_all(&stub.client(), 0).await, Err(CliError::Unexpected(_))));
+    }
+}
