@@ -185,11 +185,11 @@ mod tests {
 
     fn healthy(seen: &Seen) -> Reply {
         match seen.target.as_str() {
-            "/healthz" | "/readyz" => Reply::raw(200, "text/plain", "ok"),
+            "/healthz" | "/readyz" => Reply::json(200, json!({"status": "ok"})),
             "/openapi.json" => {
                 Reply::json(200, json!({"openapi": "3.1.0", "info": {"version": env!("CARGO_PKG_VERSION")}}))
             }
-            "/v1/me" => Reply::json(200, json!({"role": "admin", "owner_id": "admin", "org_id": "acme"})),
+            "/v1/me" => Reply::json(200, json!({"role": "owner", "owner_id": "alice", "org_id": "acme"})),
             "/v1/harnesses" => Reply::page([
                 json!({"name": "demo", "available": true}),
                 json!({"name": "codex", "available": false, "unavailable_reason": "codex-acp is not on the PATH",
@@ -209,7 +209,7 @@ mod tests {
         ok    alive       the service answers
         ok    ready       database and schema are in order
         ok    version     V
-        ok    key         admin · admin · acme (from --key or OSTLER_KEY)
+        ok    key         owner · alice · acme (from --key or OSTLER_KEY)
         ok    demo        can be started
         note  codex       codex-acp is not on the PATH; install it with: npm i -g codex-acp
         ");

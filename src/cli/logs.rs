@@ -12,7 +12,7 @@ use super::terminal::{Look, Terminal, one_line};
 use super::{Exit, text_of};
 
 /// How many events are read at once.
-const PAGE: usize = 200;
+const PAGE: u32 = 200;
 
 /// `ostler logs`.
 #[derive(Args, Clone, Debug)]
@@ -67,12 +67,11 @@ async fn read(
         let Some(Value::Array(items)) = page.get_mut("data").map(Value::take) else {
             return Err(CliError::Unexpected("the answer is no list".to_owned()));
         };
-        let count = items.len();
         for event in items.into_iter().filter_map(Event::read) {
             after = after.max(event.seq);
             show(terminal, renderer, &event)?;
         }
-        if count < PAGE {
+        if page["next_cursor"].is_null() {
             return Ok(());
         }
     }
@@ -121,9 +120,7 @@ async fn transcript(client: &Client, terminal: &mut Terminal, id: &str) -> CliRe
 
 /// Shows a message of the transcript: speech with who said it, anything else on a line.
 fn show_message(terminal: &mut Terminal, message: &Value) -> CliResult<()> {
-    let kind = ["type", "role"].map(|name| text_of(message, name)).into_iter().find(|word| !word.is_empty());
-    let approval = message.get("approval").unwrap_or(message);
-    match kind.unwrap_or_default() {
+    match text_of(message, "role") {
         "user" => {
             let text = text_of(message, "text");
             for line in text.lines() {
@@ -132,9 +129,12 @@ fn show_message(terminal: &mut Terminal, message: &Value) -> CliResult<()> {
             Ok(())
         }
         "assistant" => terminal.line(text_of(message, "text"), Look::Plain),
-        "tool" | "tool_call" => {
-            let failed = text_of(message, "status") == "failed";
-            let (mark, look) = if failed { ("✗", Look::Red) } else { ("✓", Look::Green) };
+        "tool" => {
+            let (mark, look) = match text_of(message, "status") {
+                "started" => ("→", Look::Cyan),
+                "failed" => ("✗", Look::Red),
+                _ => ("✓", Look::Green),
+            };
             terminal.line(&format!("{mark} {}", one_line(text_of(message, "name"))), look)?;
             for name in ["input", "result"] {
                 let value = brief(&message[name]);
@@ -145,6 +145,7 @@ fn show_message(terminal: &mut Terminal, message: &Value) -> CliResult<()> {
             Ok(())
         }
         "approval" => {
+            let approval = &message["approval"];
             let by = approval["decided_by"].as_str().map(|who| format!(" by {who}")).unwrap_or_default();
             let text = format!("── {}{by}: {}", text_of(approval, "status"), question(approval));
             terminal.line(&one_line(&text), Look::Yellow)
@@ -170,7 +171,9 @@ mod tests {
 
     #[tokio::test]
     async fn all_pages_of_events_are_read_from_the_given_seq_on() {
-        let stub = Stub::start([Reply::page((8..208).map(delta)), Reply::page((208..=210).map(delta))]).await;
+        let first: Vec<Value> = (8..208).map(delta).collect();
+        let first = Reply::json(200, json!({"data": first, "next_cursor": "207"}));
+        let stub = Stub::start([first, Reply::page((208..=210).map(delta))]).await;
         let (mut terminal, out, _) = Terminal::kept(true, None);
         logs(&stub.client(), &mut terminal, args(false, 7, false)).await.unwrap();
         let seqs: Vec<i64> = out

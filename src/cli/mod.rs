@@ -32,13 +32,12 @@ use self::client::Client;
 use self::error::CliResult;
 use self::terminal::Terminal;
 
-/// Where the service is and how to speak with it: the same for each client command.
+/// Where the service is and how to speak with it: each client command takes it.
 #[derive(Args, Clone, Debug)]
 pub struct ClientArgs {
     /// Where the service is
     #[arg(
         long,
-        global = true,
         env = "OSTLER_URL",
         value_name = "URL",
         default_value = "http://127.0.0.1:7070",
@@ -49,7 +48,6 @@ pub struct ClientArgs {
     /// The API key; without one <data dir>/admin.key is used, for a service on this machine alone
     #[arg(
         long,
-        global = true,
         env = "OSTLER_KEY",
         value_name = "KEY",
         hide_env_values = true,
@@ -60,7 +58,6 @@ pub struct ClientArgs {
     /// Where a service on this machine keeps its data
     #[arg(
         long,
-        global = true,
         env = "OSTLER_DATA_DIR",
         value_name = "DIR",
         default_value = "./ostler-data",
@@ -69,11 +66,11 @@ pub struct ClientArgs {
     pub data_dir: PathBuf,
 
     /// Act for this owner (service and admin keys)
-    #[arg(long, global = true, value_name = "OWNER", help_heading = HEADING)]
+    #[arg(long, value_name = "OWNER", help_heading = HEADING)]
     pub owner: Option<String>,
 
     /// Print JSON, one object a line; errors are problem documents on stderr
-    #[arg(long, global = true, help_heading = HEADING)]
+    #[arg(long, help_heading = HEADING)]
     pub json: bool,
 }
 
@@ -83,32 +80,43 @@ const HEADING: &str = "Client options";
 #[derive(Subcommand, Clone, Debug)]
 pub enum ClientCommand {
     /// Run a prompt and watch the turn
-    Run(Box<run::RunArgs>),
+    #[command(after_help = EXIT_CODES)]
+    Run(Box<With<run::RunArgs>>),
     /// List sessions, newest first
     #[command(visible_alias = "list")]
-    Ls(sessions::LsArgs),
+    Ls(With<sessions::LsArgs>),
     /// Show a session
-    Show(sessions::ShowArgs),
+    Show(With<sessions::ShowArgs>),
     /// Show what happened in a session
-    Logs(logs::LogsArgs),
+    Logs(With<logs::LogsArgs>),
     /// Give a session its next prompt and return
-    Prompt(sessions::PromptArgs),
+    #[command(after_help = EXIT_CODES)]
+    Prompt(With<sessions::PromptArgs>),
     /// List approvals: those that wait, unless told otherwise
-    Approvals(approvals::ApprovalsArgs),
+    Approvals(With<approvals::ApprovalsArgs>),
     /// Approve what an agent asks for
-    Approve(approvals::ApproveArgs),
+    Approve(With<approvals::ApproveArgs>),
     /// Deny what an agent asks for
-    Deny(approvals::DenyArgs),
+    Deny(With<approvals::DenyArgs>),
     /// Cancel the turn at work; the session stays usable
-    Cancel(sessions::CancelArgs),
+    Cancel(With<sessions::CancelArgs>),
     /// Stop a session's agent; the next prompt brings it back
-    Stop(sessions::StopArgs),
+    Stop(With<sessions::StopArgs>),
     /// Destroy a session
-    Rm(sessions::RmArgs),
+    Rm(With<sessions::RmArgs>),
     /// List the harnesses and what they need
-    Harnesses,
+    Harnesses(ClientArgs),
     /// Check the way to the service, step by step
-    Doctor,
+    Doctor(ClientArgs),
+}
+
+/// What a command takes of its own, and what each takes.
+#[derive(Args, Clone, Debug)]
+pub struct With<T: Args> {
+    #[command(flatten)]
+    own: T,
+    #[command(flatten)]
+    client: ClientArgs,
 }
 
 /// How a command ended, for scripts. [`EXIT_CODES`] is the same for people.
@@ -149,14 +157,14 @@ Exit codes:
   130  interrupted (the turn goes on)";
 
 /// Carries a command out and reports what went wrong.
-pub async fn run(command: ClientCommand, args: ClientArgs) -> ExitCode {
-    let mut terminal = Terminal::of_process(args.json);
-    let exit = Box::pin(run_on(&mut terminal, command, &args)).await;
+pub async fn run(command: ClientCommand) -> ExitCode {
+    let mut terminal = Terminal::of_process(command.client_args().json);
+    let exit = Box::pin(run_on(&mut terminal, command)).await;
     ExitCode::from(exit as u8)
 }
 
-async fn run_on(terminal: &mut Terminal, command: ClientCommand, args: &ClientArgs) -> Exit {
-    match dispatch(terminal, command, args).await {
+async fn run_on(terminal: &mut Terminal, command: ClientCommand) -> Exit {
+    match dispatch(terminal, command).await {
         Ok(exit) => exit,
         Err(error) => {
             let exit = error.exit();
@@ -169,22 +177,41 @@ async fn run_on(terminal: &mut Terminal, command: ClientCommand, args: &ClientAr
     }
 }
 
-async fn dispatch(terminal: &mut Terminal, command: ClientCommand, args: &ClientArgs) -> CliResult<Exit> {
-    let client = &Client::new(args)?;
+async fn dispatch(terminal: &mut Terminal, command: ClientCommand) -> CliResult<Exit> {
+    let client = &Client::new(command.client_args())?;
     match command {
-        ClientCommand::Run(args) => run::run(client, terminal, *args).await,
-        ClientCommand::Ls(args) => sessions::ls(client, terminal, args).await,
-        ClientCommand::Show(args) => sessions::show(client, terminal, args).await,
-        ClientCommand::Logs(args) => logs::logs(client, terminal, args).await,
-        ClientCommand::Prompt(args) => sessions::prompt(client, terminal, args).await,
-        ClientCommand::Approvals(args) => approvals::list(client, terminal, args).await,
-        ClientCommand::Approve(args) => approvals::approve(client, terminal, args).await,
-        ClientCommand::Deny(args) => approvals::deny(client, terminal, args).await,
-        ClientCommand::Cancel(args) => sessions::cancel(client, terminal, args).await,
-        ClientCommand::Stop(args) => sessions::stop(client, terminal, args).await,
-        ClientCommand::Rm(args) => sessions::rm(client, terminal, args).await,
-        ClientCommand::Harnesses => harnesses::list(client, terminal).await,
-        ClientCommand::Doctor => doctor::doctor(client, terminal).await,
+        ClientCommand::Run(with) => run::run(client, terminal, with.own).await,
+        ClientCommand::Ls(with) => sessions::ls(client, terminal, with.own).await,
+        ClientCommand::Show(with) => sessions::show(client, terminal, with.own).await,
+        ClientCommand::Logs(with) => logs::logs(client, terminal, with.own).await,
+        ClientCommand::Prompt(with) => sessions::prompt(client, terminal, with.own).await,
+        ClientCommand::Approvals(with) => approvals::list(client, terminal, with.own).await,
+        ClientCommand::Approve(with) => approvals::approve(client, terminal, with.own).await,
+        ClientCommand::Deny(with) => approvals::deny(client, terminal, with.own).await,
+        ClientCommand::Cancel(with) => sessions::cancel(client, terminal, with.own).await,
+        ClientCommand::Stop(with) => sessions::stop(client, terminal, with.own).await,
+        ClientCommand::Rm(with) => sessions::rm(client, terminal, with.own).await,
+        ClientCommand::Harnesses(_) => harnesses::list(client, terminal).await,
+        ClientCommand::Doctor(_) => doctor::doctor(client, terminal).await,
+    }
+}
+
+impl ClientCommand {
+    fn client_args(&self) -> &ClientArgs {
+        match self {
+            Self::Run(with) => &with.client,
+            Self::Ls(with) => &with.client,
+            Self::Show(with) => &with.client,
+            Self::Logs(with) => &with.client,
+            Self::Prompt(with) => &with.client,
+            Self::Approvals(with) => &with.client,
+            Self::Approve(with) => &with.client,
+            Self::Deny(with) => &with.client,
+            Self::Cancel(with) => &with.client,
+            Self::Stop(with) => &with.client,
+            Self::Rm(with) => &with.client,
+            Self::Harnesses(client) | Self::Doctor(client) => client,
+        }
     }
 }
 

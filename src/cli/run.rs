@@ -9,14 +9,13 @@ use super::client::{Client, session_path};
 use super::error::{CliError, CliResult};
 use super::terminal::{Look, Terminal};
 use super::watch::{Begun, Manner, prompt_body, watch};
-use super::{EXIT_CODES, Exit, json_object, text_of};
+use super::{Exit, json_object, text_of};
 
 /// The harness of a newcomer.
 const DEFAULT_HARNESS: &str = "demo";
 
 /// `ostler run`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = EXIT_CODES)]
 pub struct RunArgs {
     /// What to say; `-` reads it from standard input
     prompt: String,

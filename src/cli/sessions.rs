@@ -12,7 +12,7 @@ use super::table::{Cell, Table, columns};
 use super::terminal::{Look, Terminal, one_line};
 use super::watch::{Manner, watch};
 use super::when::{Moment, ago};
-use super::{EXIT_CODES, Exit, text_of};
+use super::{Exit, text_of};
 
 /// `ostler ls`.
 #[derive(Args, Clone, Debug)]
@@ -53,7 +53,6 @@ pub struct ShowArgs {
 
 /// `ostler prompt`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = EXIT_CODES)]
 pub struct PromptArgs {
     /// The session (id or run id)
     id: String,

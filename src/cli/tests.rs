@@ -1,14 +1,12 @@
 use clap::{CommandFactory, Parser};
 use serde_json::json;
 
-use super::stub::{Reply, Stub, args_for};
+use super::stub::{Reply, Stub};
 use super::*;
 
 /// As main.rs has it, without the commands that are not ours.
 #[derive(Debug, Parser)]
 struct CommandLine {
-    #[command(flatten)]
-    client: ClientArgs,
     #[command(subcommand)]
     command: ClientCommand,
 }
@@ -23,16 +21,20 @@ fn the_command_line_is_consistent() {
 }
 
 #[test]
-fn client_options_are_taken_before_and_after_the_command() {
-    for words in [&["--url", "http://x", "--json", "ls"], &["ls", "--url", "http://x", "--json"]] {
-        let line = parse(words).unwrap();
-        assert_eq!((line.client.url.as_str(), line.client.json), ("http://x", true));
+fn each_command_takes_the_client_options() {
+    let mut command = CommandLine::command();
+    command.build();
+    for verb in command.get_subcommands().filter(|verb| verb.get_name() != "help") {
+        let takes = |name: &str| verb.get_arguments().any(|argument| argument.get_long() == Some(name));
+        for name in ["url", "key", "data-dir", "owner", "json"] {
+            assert!(takes(name), "{} --{name}", verb.get_name());
+        }
     }
 }
 
 #[test]
 fn a_key_is_never_printed() {
-    let line = parse(&["--key", "ostler_key_1_topsecret", "ls"]).unwrap();
+    let line = parse(&["ls", "--key", "ostler_key_1_topsecret"]).unwrap();
     assert!(!format!("{line:?}").contains("topsecret"));
 }
 
@@ -86,16 +88,15 @@ fn every_command_of_the_documentation_is_understood() {
 #[tokio::test]
 async fn an_error_is_one_line_and_a_hint_and_with_json_the_problem_itself() {
     let stub = Stub::start((0..2).map(|_| Reply::problem(404, "not_found"))).await;
-    let args = args_for(&stub.url());
+    let show = || parse(&["show", "ses_1", "--url", &stub.url()]).unwrap().command;
     let (mut terminal, _, err) = Terminal::kept(false, None);
-    let exit = run_on(&mut terminal, parse(&["show", "ses_1"]).unwrap().command, &args).await;
-    assert_eq!(exit, Exit::NotFound);
+    assert_eq!(run_on(&mut terminal, show()).await, Exit::NotFound);
     insta::assert_snapshot!(err.text(), @"
     error: It is not_found. (not_found, req_1)
       hint: `ostler ls` lists the sessions that this key sees
     ");
     let (mut terminal, out, err) = Terminal::kept(true, None);
-    run_on(&mut terminal, parse(&["show", "ses_1"]).unwrap().command, &args).await;
+    run_on(&mut terminal, show()).await;
     let problem: serde_json::Value = serde_json::from_str(&err.text()).unwrap();
     let expected =
         json!({"status": 404, "code": "not_found", "detail": "It is not_found.", "request_id": "req_1"});

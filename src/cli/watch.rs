@@ -84,7 +84,7 @@ pub(super) async fn watch(
         asked: None,
     };
     let outcome = tokio::select! {
-        outcome = watch.to_the_end() => outcome,
+        outcome = watch.follow() => outcome,
         pressed = tokio::signal::ctrl_c() => {
             pressed?;
             return detach(terminal, begun);
@@ -111,7 +111,7 @@ fn come_back(begun: &Begun) -> String {
 }
 
 impl Watch<'_> {
-    async fn to_the_end(&mut self) -> CliResult<Exit> {
+    async fn follow(&mut self) -> CliResult<Exit> {
         loop {
             self.ask_next()?;
             let end = match self.next().await? {
