@@ -27,7 +27,7 @@ const HAS_ITS_PLACE: &[(&str, &[&str])] = &[
     ("Utc::now", &["clock"]),
     ("now_v7", &["ids"]),
     ("cap_std::", &["harness"]),
-    ("rustix::", &["harness", "store"]),
+    ("rustix::", &["harness", "store", "cli"]),
     ("tokio::process", &["harness"]),
     ("reqwest::", &["cli"]),
 ];
