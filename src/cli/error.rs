@@ -177,7 +177,6 @@ impl CliError {
     /// What to do about it, where there is something to do.
     pub(super) fn hint(&self) -> Option<String> {
         match self {
-            Self::Usage(_) => Some("`ostler help` shows how it is written".to_owned()),
             Self::Unreachable { .. } => Some(
                 "is `ostler serve` running there? `ostler doctor` looks; --url or OSTLER_URL says where"
                     .to_owned(),
@@ -185,7 +184,7 @@ impl CliError {
             Self::Problem(problem) => problem.hint(),
             Self::Unexpected(_) => Some("does --url point at an Ostler service?".to_owned()),
             Self::Refused { hint, .. } => hint.clone(),
-            Self::Output(_) => None,
+            Self::Usage(_) | Self::Output(_) => None,
         }
     }
 

@@ -96,7 +96,7 @@ async fn follow(
 
 fn show(terminal: &mut Terminal, renderer: &mut Renderer, event: &Event) -> CliResult<()> {
     if terminal.json {
-        return terminal.json_line(&event.whole);
+        return terminal.json_text(&event.json);
     }
     if !renderer.output(terminal, event)? {
         renderer.life(terminal, event)?;
@@ -196,7 +196,6 @@ mod tests {
         let stub = Stub::start([
             Reply::Stream { frames: frames(&[delta(4), delta(5)]), cut: true },
             Reply::Stream { frames: frames(&[event(6, "session.destroyed", json!({}))]), cut: false },
-            Reply::raw(204, "text/plain", ""),
         ])
         .await;
         let (mut terminal, out, _) = Terminal::kept(false, None);

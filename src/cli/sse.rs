@@ -127,18 +127,26 @@ pub(super) struct Event {
     pub at: String,
     /// What it says.
     pub data: Value,
-    /// All of it, as it came.
-    pub whole: Value,
+    /// All of it on one line, as it came.
+    pub json: String,
 }
 
 impl Event {
-    /// Reads an event; `None` when it is none.
+    /// Reads an event of a stream; `None` when it is none.
+    pub(super) fn parse(json: &str) -> Option<Self> {
+        let event = Self::read(serde_json::from_str(json).ok()?)?;
+        // Line ends can only stand between its tokens, and then it must be written anew to be one line.
+        Some(if json.contains(['\n', '\r']) { event } else { Self { json: json.to_owned(), ..event } })
+    }
+
+    /// Reads an event of a list; `None` when it is none.
     pub(super) fn read(mut whole: Value) -> Option<Self> {
+        let json = whole.to_string();
         let text = |name: &str| whole.get(name).and_then(Value::as_str).map(str::to_owned);
         let (kind, turn_id, at) = (text("type")?, text("turn_id"), text("at").unwrap_or_default());
         let seq = whole.get("seq")?.as_i64()?;
-        let data = whole.get_mut("data").map(|data| data.clone()).unwrap_or_default();
-        Some(Self { seq, kind, turn_id, at, data, whole })
+        let data = whole.get_mut("data").map(Value::take).unwrap_or_default();
+        Some(Self { seq, kind, turn_id, at, data, json })
     }
 
     /// A text of its data; empty where there is none.
@@ -160,7 +168,7 @@ impl Event {
 pub(super) enum Step {
     /// The next event, each exactly once and in order.
     Event(Box<Event>),
-    /// The connection was lost; the reader is about to open a new one.
+    /// The service is out of reach; the reader goes on trying.
     Lost,
 }
 
@@ -176,6 +184,22 @@ pub(super) struct EventReader<'a> {
     retry: Duration,
     failures: u32,
     pause: bool,
+    /// Whether this outage was told of.
+    told: bool,
+    /// Whether the session is destroyed: nothing follows then.
+    is_destroyed: bool,
+    /// Whether all was read.
+    over: bool,
+}
+
+/// What a connection brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Received {
+    Some,
+    /// The service ended the stream in order.
+    End,
+    /// The connection broke.
+    Cut,
 }
 
 impl<'a> EventReader<'a> {
@@ -191,6 +215,9 @@ impl<'a> EventReader<'a> {
             retry: RETRY,
             failures: 0,
             pause: false,
+            told: false,
+            is_destroyed: false,
+            over: false,
         }
     }
 
@@ -208,18 +235,14 @@ impl<'a> EventReader<'a> {
                 continue;
             }
             if self.connection.is_none() {
-                if self.pause {
-                    tokio::time::sleep(self.retry).await;
-                    self.pause = false;
-                }
-                if !self.connect().await? {
+                if self.over || !self.connect().await? {
                     return Ok(None);
                 }
-                continue;
+            } else {
+                self.receive().await?;
             }
-            if !self.receive().await? {
-                self.connection = None;
-                self.pause = true;
+            if self.pause && !self.told && self.failures > 0 {
+                self.told = true;
                 return Ok(Some(Step::Lost));
             }
         }
@@ -227,6 +250,10 @@ impl<'a> EventReader<'a> {
 
     /// Opens a connection, or notes the failure; `false` when the service has nothing more to tell.
     async fn connect(&mut self) -> CliResult<bool> {
+        if self.pause {
+            tokio::time::sleep(self.retry).await;
+            self.pause = false;
+        }
         let path = session_path(&self.session, &["events"]);
         let query = [("after", self.after.to_string())];
         let query = if self.last.is_some() { &[][..] } else { &query[..] };
@@ -247,27 +274,40 @@ impl<'a> EventReader<'a> {
         }
     }
 
-    /// Takes the next bytes of the connection; `false` when it has ended.
-    async fn receive(&mut self) -> CliResult<bool> {
-        let Some((response, parser)) = &mut self.connection else { return Ok(false) };
-        let Ok(Ok(Some(bytes))) = tokio::time::timeout(SILENCE_MAX, response.chunk()).await else {
-            return Ok(false);
+    /// Takes the next bytes of the connection, or its end.
+    async fn receive(&mut self) -> CliResult<()> {
+        match self.take_bytes().await? {
+            Received::Some => return Ok(()),
+            Received::End => self.over = self.is_destroyed,
+            Received::Cut => self.failures += 1,
+        }
+        self.connection = None;
+        self.pause = true;
+        Ok(())
+    }
+
+    async fn take_bytes(&mut self) -> CliResult<Received> {
+        let Some((response, parser)) = &mut self.connection else { return Ok(Received::End) };
+        let bytes = match tokio::time::timeout(SILENCE_MAX, response.chunk()).await {
+            Ok(Ok(Some(bytes))) => bytes,
+            Ok(Ok(None)) => return Ok(Received::End),
+            Ok(Err(_)) | Err(_) => return Ok(Received::Cut),
         };
-        let items = parser.push(&bytes).map_err(|why| CliError::Unexpected(why.to_owned()))?;
-        for item in items {
+        for item in parser.push(&bytes).map_err(|why| CliError::Unexpected(why.to_owned()))? {
             match item {
                 Item::Retry(wait) => self.retry = wait.min(RETRY_MAX),
                 Item::Message(message) => {
-                    let event = serde_json::from_str(&message.data).ok().and_then(Event::read);
-                    let event = event.ok_or_else(|| {
+                    let event = Event::parse(&message.data).ok_or_else(|| {
                         CliError::Unexpected("the event stream holds something that is no event".to_owned())
                     })?;
                     self.failures = 0;
+                    self.told = false;
+                    self.is_destroyed = event.kind == "session.destroyed";
                     self.waiting.push_back(event);
                 }
             }
         }
-        Ok(true)
+        Ok(Received::Some)
     }
 }
 
@@ -360,7 +400,7 @@ mod tests {
         ])
         .await;
         let (seqs, lost) = read_all(&stub.client(), 0).await.unwrap();
-        assert_eq!((seqs, lost), (vec![1, 2, 3, 4, 5, 6], 3));
+        assert_eq!((seqs, lost), (vec![1, 2, 3, 4, 5, 6], 2), "a stream that ends in order is not lost");
         let seen = stub.requests();
         assert_eq!(seen[0].target, "/v1/sessions/ses_1/events?after=0");
         let resumed: Vec<String> = seen.iter().map(|request| request.header("last-event-id")).collect();
@@ -378,7 +418,24 @@ mod tests {
             Reply::raw(204, "text/plain", ""),
         ])
         .await;
-        assert_eq!(read_all(&stub.client(), 0).await.unwrap().0, [1, 2]);
+        assert_eq!(read_all(&stub.client(), 0).await.unwrap(), (vec![1, 2], 1), "one outage is told of once");
+    }
+
+    #[tokio::test]
+    async fn a_destroyed_session_that_was_read_to_its_end_is_not_asked_for_more() {
+        let frames = frame(&event(1, "session.destroyed", json!({})));
+        let stub = Stub::start([Reply::Stream { frames, cut: false }]).await;
+        assert_eq!(read_all(&stub.client(), 0).await.unwrap(), (vec![1], 0));
+        assert_eq!(stub.requests().len(), 1);
+    }
+
+    #[test]
+    fn an_event_is_kept_as_it_came_on_one_line() {
+        let json = r#"{"type":"usage","seq":7,"data":{"z":1.50,"a":2}}"#;
+        assert_eq!(Event::parse(json).unwrap().json, json);
+        let spread = Event::parse("{\"type\":\"usage\",\n\"seq\":7}").unwrap();
+        assert_eq!(spread.json.lines().count(), 1);
+        assert_eq!(Event::parse(&spread.json), Some(spread));
     }
 
     #[tokio::test]

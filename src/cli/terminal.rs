@@ -133,7 +133,12 @@ impl Terminal {
 
     /// Writes a JSON value to stdout as one line.
     pub(super) fn json_line(&mut self, value: &Value) -> CliResult<()> {
-        let mut line = clean_json(&value.to_string());
+        self.json_text(&value.to_string())
+    }
+
+    /// Writes JSON to stdout that is one line already.
+    pub(super) fn json_text(&mut self, json: &str) -> CliResult<()> {
+        let mut line = clean_json(json);
         line.push('\n');
         self.painted(&line)
     }
@@ -314,6 +319,13 @@ pub(super) mod tests {
             let terminal =
                 Self { out: stream(&out), err: stream(&err), json, width, person: None, line_open: false };
             (terminal, out, err)
+        }
+
+        /// A screen where stdout and stderr meet.
+        pub(in crate::cli) fn kept_together(width: Option<usize>) -> (Self, Written) {
+            let (mut terminal, screen, _) = Self::kept(false, width);
+            terminal.err.to = Box::new(screen.clone());
+            (terminal, screen)
         }
 
         /// The same with a person who answers these lines, one at a time.

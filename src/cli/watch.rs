@@ -36,6 +36,9 @@ pub(super) struct Manner {
     pub(super) wait_approvals: bool,
 }
 
+/// How many events a question holds back at most.
+const HELD_MAX: usize = 1000;
+
 /// See the module.
 struct Watch<'a> {
     client: &'a Client,
@@ -49,6 +52,8 @@ struct Watch<'a> {
     unasked: VecDeque<(Value, Option<Moment>)>,
     /// The one that the person looks at.
     asked: Option<Value>,
+    /// What happened since, to be shown when the question is settled: it would run over the person's answer.
+    held: Vec<Event>,
 }
 
 /// What happens next: in the session, or at the keyboard.
@@ -82,6 +87,7 @@ pub(super) async fn watch(
         started_at: None,
         unasked: VecDeque::new(),
         asked: None,
+        held: Vec::new(),
     };
     let outcome = tokio::select! {
         outcome = watch.follow() => outcome,
@@ -113,6 +119,7 @@ fn come_back(begun: &Begun) -> String {
 impl Watch<'_> {
     async fn follow(&mut self) -> CliResult<Exit> {
         loop {
+            self.release()?;
             self.ask_next()?;
             let end = match self.next().await? {
                 Happened::Step(Some(Step::Event(event))) => self.event(&event).await?,
@@ -149,7 +156,11 @@ impl Watch<'_> {
             return Ok(None);
         }
         self.put_question_aside(event)?;
-        self.show(event)?;
+        self.release()?;
+        match self.asked {
+            Some(_) => self.held.push(event.clone()),
+            None => self.show(event)?,
+        }
         if event.ends_turn() {
             return Ok(Some(if event.kind == "turn.completed" { Exit::Ok } else { Exit::Failed }));
         }
@@ -162,12 +173,28 @@ impl Watch<'_> {
         Ok(None)
     }
 
+    /// Shows what was held back, unless a question still stands; too much of it makes the question be asked again below it.
+    fn release(&mut self) -> CliResult<()> {
+        if self.held.len() >= HELD_MAX
+            && let Some(approval) = self.asked.take()
+        {
+            self.terminal.leave_question()?;
+            self.unasked.push_front((approval, None));
+        }
+        if self.asked.is_none() {
+            for event in std::mem::take(&mut self.held) {
+                self.show(&event)?;
+            }
+        }
+        Ok(())
+    }
+
     fn show(&mut self, event: &Event) -> CliResult<()> {
         if self.manner.quiet {
             return Ok(());
         }
         if self.terminal.json {
-            return self.terminal.json_line(&event.whole);
+            return self.terminal.json_text(&event.json);
         }
         if self.renderer.output(self.terminal, event)? {
             return Ok(());

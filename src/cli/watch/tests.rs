@@ -165,6 +165,20 @@ async fn a_question_that_somebody_else_answers_is_taken_back() {
 }
 
 #[tokio::test]
+async fn nothing_runs_over_the_line_where_a_person_answers() {
+    let meanwhile = event(2, "text.delta", json!({"text": "meanwhile"}));
+    let stub = Stub::serve(move |seen: &Seen| match seen.line().as_str() {
+        "GET /v1/approvals/apr_1" => Reply::json(200, approval("pending")),
+        _ => stream(&[asked(1), meanwhile.clone(), resolved(3), completed(4)]),
+    })
+    .await;
+    let (terminal, screen) = Terminal::kept_together(Some(80));
+    let mut terminal = terminal.with_silent_person();
+    soon(watch(&stub.client(), &mut terminal, &begun(), WATCHED)).await.unwrap();
+    assert!(screen.text().contains("[s]kip: \nmeanwhile\napproved by alice"), "{}", screen.text());
+}
+
+#[tokio::test]
 async fn where_nobody_can_be_asked_the_exit_code_says_that_an_approval_waits() {
     let stub = session_that_asks(vec![asked(1)], vec![]).await;
     let (mut terminal, out, err) = Terminal::kept(false, None);
