@@ -115,6 +115,11 @@ impl Client {
         Ok(Self { http, base, headers, key_source, backoff: BACKOFF })
     }
 
+    /// The least wait before anything is tried again.
+    pub(super) fn backoff(&self) -> Duration {
+        self.backoff
+    }
+
     /// Where the key comes from.
     pub(super) fn key_source(&self) -> &KeySource {
         &self.key_source

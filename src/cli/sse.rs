@@ -184,7 +184,9 @@ pub(super) struct EventReader<'a> {
     retry: Duration,
     failures: u32,
     pause: bool,
-    /// Whether this outage was told of.
+    /// Whether the service is out of reach, as far as we know.
+    outage: bool,
+    /// Whether that was told.
     told: bool,
     /// Whether the session is destroyed: nothing follows then.
     is_destroyed: bool,
@@ -215,6 +217,7 @@ impl<'a> EventReader<'a> {
             retry: RETRY,
             failures: 0,
             pause: false,
+            outage: false,
             told: false,
             is_destroyed: false,
             over: false,
@@ -241,7 +244,7 @@ impl<'a> EventReader<'a> {
             } else {
                 self.receive().await?;
             }
-            if self.pause && !self.told && self.failures > 0 {
+            if self.outage && !self.told {
                 self.told = true;
                 return Ok(Some(Step::Lost));
             }
@@ -251,7 +254,7 @@ impl<'a> EventReader<'a> {
     /// Opens a connection, or notes the failure; `false` when the service has nothing more to tell.
     async fn connect(&mut self) -> CliResult<bool> {
         if self.pause {
-            tokio::time::sleep(self.retry).await;
+            tokio::time::sleep(self.retry.max(self.client.backoff())).await;
             self.pause = false;
         }
         let path = session_path(&self.session, &["events"]);
@@ -260,11 +263,13 @@ impl<'a> EventReader<'a> {
         match self.client.open_stream(&path, query, self.last).await {
             Ok(response) if response.status().as_u16() == 204 => Ok(false),
             Ok(response) => {
+                self.failures = 0;
                 self.connection = Some((response, Parser::default()));
                 Ok(true)
             }
             Err(error) => {
                 self.failures += 1;
+                self.outage = true;
                 if self.failures >= ATTEMPTS || !passes(&error) {
                     return Err(error);
                 }
@@ -279,7 +284,7 @@ impl<'a> EventReader<'a> {
         match self.take_bytes().await? {
             Received::Some => return Ok(()),
             Received::End => self.over = self.is_destroyed,
-            Received::Cut => self.failures += 1,
+            Received::Cut => self.outage = true,
         }
         self.connection = None;
         self.pause = true;
@@ -300,7 +305,7 @@ impl<'a> EventReader<'a> {
                     let event = Event::parse(&message.data).ok_or_else(|| {
                         CliError::Unexpected("the event stream holds something that is no event".to_owned())
                     })?;
-                    self.failures = 0;
+                    self.outage = false;
                     self.told = false;
                     self.is_destroyed = event.kind == "session.destroyed";
                     self.waiting.push_back(event);
