@@ -24,7 +24,7 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// How often a request is sent again at most.
 const RETRIES: u32 = 3;
 /// The wait before the first retry; it doubles.
-const BACKOFF: Duration = Duration::from_millis(250);
+const BACKOFF: Duration = Duration::from_millis(100);
 /// The longest wait that a service can ask for before a person is rather told.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a connection may take to be made.
@@ -108,6 +108,10 @@ impl Client {
             .user_agent(concat!("ostler/", env!("CARGO_PKG_VERSION")));
         if is_loopback(&base) {
             builder = builder.no_proxy();
+        }
+        if base.scheme() == "http" {
+            // The system's certificates are not needed, and a small container may have none.
+            builder = builder.tls_certs_only([]);
         }
         let http = builder.build().map_err(|error| {
             CliError::failed("client", format!("cannot prepare requests: {}", root_cause(&error)))

@@ -95,7 +95,8 @@ async fn examine(client: &Client) -> Vec<Check> {
     match client.get(&["healthz"], &[]).await {
         Ok(_) => checks.push(Check::new("alive", Verdict::Ok, "the service answers")),
         Err(error) => {
-            checks.push(Check::failed("alive", &error));
+            let hint = "start it with `ostler serve`, or say where it is with --url or OSTLER_URL";
+            checks.push(Check::failed("alive", &error).with_hint(hint));
             return checks;
         }
     }
@@ -241,6 +242,6 @@ mod tests {
         drop(stub);
         assert_eq!(doctor(&client, &mut terminal).await.unwrap(), Exit::Failed);
         assert_eq!(out.text().lines().count(), 3, "{}", out.text());
-        assert!(out.text().contains("is `ostler serve` running there?"));
+        assert!(out.text().contains("start it with `ostler serve`"));
     }
 }

@@ -79,7 +79,7 @@ impl Problem {
                  `ostler keys create` makes one"
             }
             "insufficient_scope" => {
-                "this key may not do that; use one that may (`ostler keys create` with --scope)"
+                "this key may not do that; use one that may (`ostler keys create --scopes …`)"
             }
             "host_not_allowed" => "call the service by one of the names that it is configured for",
             "owner_required" => "a service key acts for an owner: name it with --owner",
