@@ -12,9 +12,9 @@ use reqwest::{Method, Response, Url};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
-use super::ClientArgs;
 use super::error::{CliError, CliResult, Problem};
 use super::when::{Moment, parse_date};
+use super::{ClientArgs, Exit};
 
 const OWNER: HeaderName = HeaderName::from_static("ostler-owner");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -113,8 +113,13 @@ impl Client {
             // The system's certificates are not needed, and a small container may have none.
             builder = builder.tls_certs_only([]);
         }
-        let http = builder.build().map_err(|error| {
-            CliError::failed("client", format!("cannot prepare requests: {}", root_cause(&error)))
+        let http = builder.build().map_err(|error| CliError::Refused {
+            exit: Exit::Failed,
+            code: "client",
+            detail: format!("cannot prepare requests: {}", root_cause(&error)),
+            hint: Some(
+                "https needs the system's CA certificates: install the package ca-certificates".to_owned(),
+            ),
         })?;
         Ok(Self { http, base, headers, key_source, backoff: BACKOFF })
     }
@@ -389,7 +394,6 @@ pub(super) fn session_path<'a>(id: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
 mod tests {
     use serde_json::json;
 
-    use super::super::Exit;
     use super::super::stub::{Reply, Stub, args_for};
     use super::*;
 

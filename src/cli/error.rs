@@ -131,6 +131,26 @@ impl CliError {
         Self::Refused { exit: Exit::Failed, code, detail: detail.into(), hint: None }
     }
 
+    /// The turn waits for a person, and none can be asked here. A problem in the service's form, so that a program finds
+    /// the approval in it.
+    pub(super) fn waiting_for(approval: &Value) -> Self {
+        let id = super::text_of(approval, "id");
+        let detail = format!("{id} waits for a decision: {}", super::render::question(approval));
+        let body = json!({
+            "type": "about:blank", "title": "An approval is pending", "code": "approval_pending", "detail": detail,
+            "session_id": approval["session_id"], "turn_id": approval["turn_id"], "approval_ids": [id],
+        });
+        let code = "approval_pending".to_owned();
+        Self::Problem(Box::new(Problem {
+            status: 409,
+            code,
+            detail,
+            request_id: None,
+            retry_after: None,
+            body,
+        }))
+    }
+
     /// The exit code.
     pub(super) fn exit(&self) -> Exit {
         match self {

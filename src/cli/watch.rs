@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::approvals::{self, Decision, Details};
 use super::client::{Client, session_path};
 use super::error::{CliError, CliResult};
-use super::render::{Renderer, life_line, question};
+use super::render::{Renderer, life_line};
 use super::sse::{Event, EventReader, Step};
 use super::terminal::{Look, Person, Terminal};
 use super::when::{Moment, between};
@@ -235,12 +235,7 @@ impl Watch<'_> {
             return Ok(None);
         }
         if self.terminal.json && !self.manner.wait_approvals {
-            return Err(CliError::Refused {
-                exit: Exit::WaitingForApproval,
-                code: "approval_pending",
-                detail: format!("{id} waits for a decision: {}", question(&answer.body)),
-                hint: None,
-            });
+            return Err(CliError::waiting_for(&answer.body));
         }
         approvals::show(self.terminal, &answer.body, answer.now)?;
         approvals::tell_how_to_decide(self.terminal, &answer.body)?;

@@ -189,10 +189,9 @@ async fn where_nobody_can_be_asked_the_exit_code_says_that_an_approval_waits() {
     let stub = session_that_asks(vec![asked(1)], vec![]).await;
     let (mut terminal, _, _) = Terminal::kept(true, None);
     let error = soon(watch(&stub.client(), &mut terminal, &begun(), WATCHED)).await.unwrap_err();
-    assert_eq!(
-        (error.exit(), error.json()["code"].as_str()),
-        (Exit::WaitingForApproval, Some("approval_pending"))
-    );
+    assert_eq!(error.exit(), Exit::WaitingForApproval);
+    assert_eq!(error.json()["code"], "approval_pending");
+    assert_eq!(error.json()["approval_ids"], json!(["apr_1"]));
 }
 
 #[tokio::test]
