@@ -38,11 +38,6 @@ macro_rules! minted_id {
             pub fn as_str(&self) -> &str {
                 &self.0
             }
-
-            /// Takes the text of a row as it is: the store wrote it.
-            pub(crate) fn from_row(text: String) -> Self {
-                Self(text)
-            }
         }
 
         impl fmt::Display for $name {
@@ -77,6 +72,18 @@ minted_id!(
     /// One process of the service, from its start to its end. Never used again.
     ReplicaId, "rep"
 );
+
+macro_rules! stored_id {
+    ($($name:ident),+) => {$(
+        impl $name {
+            /// Takes the text of a row as it is: the store wrote it.
+            pub(crate) fn from_row(text: String) -> Self {
+                Self(text)
+            }
+        }
+    )+};
+}
+stored_id!(SessionId, TurnId, ApprovalId, KeyId, ReplicaId);
 
 /// A run id for a session whose caller gave none. Run ids are the caller's own words, so this kind is plain text.
 pub fn mint_run_id() -> String {

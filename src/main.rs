@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use ostler::app::{self, App};
 use ostler::config::ServeArgs;
-use ostler::{keys, telemetry};
+use ostler::{cli, keys, telemetry};
 use secrecy::ExposeSecret as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Keeps agent harness sessions: durable, multi-tenant, over REST.
 #[derive(Parser)]
-#[command(name = "ostler", version, propagate_version = true)]
+#[command(name = "ostler", version, propagate_version = true, after_help = ostler::cli::EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -25,6 +25,8 @@ enum Command {
     /// Make, list and revoke API keys, on the database itself
     #[command(subcommand)]
     Keys(keys::KeysCommand),
+    #[command(flatten)]
+    Client(cli::ClientCommand),
 }
 
 #[tokio::main]
@@ -32,6 +34,7 @@ async fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve(&args).await,
         Command::Keys(command) => keys::run(command).await,
+        Command::Client(command) => cli::run(command).await,
     }
 }
 

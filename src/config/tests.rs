@@ -53,7 +53,7 @@ fn listening_beyond_loopback_needs_a_public_host() {
     assert!(mistakes(&everywhere)[0].contains("--public-host"));
     let named = ServeArgs { public_host: vec!["ostler.example.com".into()], ..everywhere.clone() };
     assert!(named.resolve().is_ok());
-    for wrong in ["0.0.0.0", "https://x", "x:80", "", "a..b", "x/y"] {
+    for wrong in ["https://x", "", "user@x", "x/y", "x:"] {
         let args = ServeArgs { public_host: vec![wrong.into()], ..everywhere.clone() };
         assert!(args.resolve().is_err(), "{wrong}");
     }

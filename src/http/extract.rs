@@ -102,10 +102,13 @@ fn is_json(content_type: &str) -> bool {
     essence.trim().eq_ignore_ascii_case("application/json") && (parameters.is_empty() || utf_8)
 }
 
+/// How much of a body that is too large is read all the same.
+const DRAINED: usize = 16 * 1024 * 1024;
+
 async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> ApiResult<Bytes> {
     let declared =
         headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if declared.is_some_and(|length| length > max as u64) {
+    if declared.is_some_and(|length| length > (max + DRAINED) as u64) {
         return Err(too_large(max));
     }
     match tokio::time::timeout(BODY_DEADLINE, collect(body, max)).await {
@@ -114,20 +117,29 @@ async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> ApiResult<Byt
     }
 }
 
+/// The body, or its refusal. A little more than is taken is still read, and dropped: a client that is cut off while it sends
+/// would never see the answer.
 async fn collect(mut body: Body, max: usize) -> ApiResult<Bytes> {
     let mut whole = BytesMut::new();
+    let mut length = 0;
     loop {
         let frame = match tokio::time::timeout(BODY_IDLE, body.frame()).await {
             Ok(Some(frame)) => frame,
+            Ok(None) if length > max => return Err(too_large(max)),
             Ok(None) => return Ok(whole.freeze()),
             Err(_) => return Err(late()),
         };
         let broken = |_| ApiError::new(ErrorCode::InvalidBody, "the body did not arrive whole");
         let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
-        if whole.len() + data.len() > max {
+        length += data.len();
+        if length > max + DRAINED {
             return Err(too_large(max));
         }
-        whole.extend_from_slice(&data);
+        if length <= max {
+            whole.extend_from_slice(&data);
+        } else {
+            whole = BytesMut::new();
+        }
     }
 }
 

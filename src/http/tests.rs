@@ -140,7 +140,8 @@ impl App {
             permissions: permissions.to_vec(),
             expires_at: None,
         };
-        let made = spec.make(self.service.store().as_ref(), self.service.clock().now()).await.unwrap();
+        let made = spec.prepare(self.service.clock().now()).unwrap();
+        self.service.store().insert_key(&made.key).await.unwrap();
         made.token.expose_secret().to_owned()
     }
 

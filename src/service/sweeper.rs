@@ -58,7 +58,7 @@ impl Service {
                 live.put_away(StopCause::IdleTtl);
             }
         }
-        if round % FORGET_EVERY == 0 {
+        if round.is_multiple_of(FORGET_EVERY) {
             self.forget_what_is_old().await?;
         }
         Ok(())

@@ -144,6 +144,11 @@ async fn rows_35_and_40_several_wait_at_once_and_each_is_resolved_on_its_own_in_
         )
         .await;
     let session_id = id(&session);
+    let mut asked = api.follow(&session_id, "").await;
+    for _ in 0..3 {
+        asked.until("approval.requested").await;
+    }
+    let session = api.session(&session_id).await;
     assert_eq!(session["pending_approval_count"], 3);
     let list = api.get(&format!("/v1/sessions/{session_id}/approvals?status=pending")).await.expect(200);
     let ids: Vec<String> = list["data"].as_array().unwrap().iter().map(id).collect();

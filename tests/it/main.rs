@@ -4,7 +4,8 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "a test that cannot go on should say where"
+    clippy::disallowed_methods,
+    reason = "a test that cannot go on should say where, and takes its counts from the environment"
 )]
 
 mod acp_adapter;

@@ -19,6 +19,8 @@ pub(super) struct Work {
     pub(super) ending: Option<Ending>,
     /// It began in another process.
     pub(super) taken_up: bool,
+    /// The questions that this process has answered.
+    pub(super) answered: Vec<String>,
     stopwatch: Stopwatch,
 }
 
@@ -43,6 +45,7 @@ impl Work {
             usage: None,
             ending: None,
             taken_up: false,
+            answered: Vec::new(),
             stopwatch: Stopwatch { left: limit, running_since: Some(now) },
         }
     }

@@ -14,7 +14,6 @@ use super::within;
 pub struct Home {
     directory: TempDir,
     arguments: Vec<String>,
-    environment: Vec<(String, String)>,
 }
 
 /// A running service. Dropping it kills it, as a crash would.
@@ -30,19 +29,7 @@ pub struct Server {
 impl Home {
     /// An empty data directory; sweeps and graces are short, so that tests need not wait.
     pub fn new() -> Self {
-        let arguments = [
-            "--sweep-interval-seconds",
-            "0.1",
-            "--cancel-grace-seconds",
-            "0.5",
-            "--shutdown-grace-seconds",
-            "2",
-        ];
-        Self {
-            directory: tempfile::tempdir().unwrap(),
-            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
-            environment: Vec::new(),
-        }
+        Self { directory: tempfile::tempdir().unwrap(), arguments: Vec::new() }
     }
 
     /// Adds flags to `ostler serve`.
@@ -51,12 +38,7 @@ impl Home {
         self
     }
 
-    /// Adds a variable to the service's environment.
-    pub fn with_env(mut self, name: &str, value: &str) -> Self {
-        self.environment.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
+    #[expect(dead_code, reason = "x")]
     /// Writes a configuration file and starts the service with it.
     pub fn with_config(self, text: &str) -> Self {
         let path = self.path().join("ostler.toml");
@@ -83,6 +65,10 @@ impl Home {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.path())
             .env("OSTLER_DATA_DIR", self.path())
+            // Short, so that tests need not wait; a flag goes before them.
+            .env("OSTLER_SWEEP_INTERVAL_SECONDS", "0.1")
+            .env("OSTLER_CANCEL_GRACE_SECONDS", "0.5")
+            .env("OSTLER_SHUTDOWN_GRACE_SECONDS", "2")
             .current_dir(self.path())
             .kill_on_drop(true);
         command
@@ -100,7 +86,7 @@ impl Home {
 
     async fn launch(&self, fault: Option<&str>) -> Server {
         let mut command = self.command(&["serve", "--listen", "127.0.0.1:0", "--log", "warn"]);
-        command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.args(&self.arguments);
         command.envs(fault.map(|point| ("OSTLER_FAULT", point)));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
