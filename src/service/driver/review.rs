@@ -105,3 +105,6 @@ fn step_at_rest(posture: Posture) -> Step {
         (true, None) => Step::Rest,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::clock::Timestamp;
+use crate::domain::approval::PermissionMode;
+use crate::domain::limits::Limits;
+use crate::domain::session::SessionState;
+use crate::domain::turn::{Prompt, Turn, Usage};
+use crate::ids::{ApprovalId, SessionId, SessionKey};
+use crate::service::prompt::new_turn;
+
+const AT: Timestamp = Timestamp(0);
+const ONE: Ordinal = Ordinal(1);
+
+fn turn(status: TurnStatus) -> Turn {
+    Turn { status, ..new_turn(ONE, Prompt::Text("x".into()), BTreeMap::new(), None, AT) }
+}
+
+fn session(state: SessionState, turn: Option<Turn>, wish: Option<Wish>) -> Session {
+    Session {
+        key: SessionKey(1),
+        id: SessionId::mint(),
+        run_id: "run".into(),
+        thread_id: None,
+        org_id: "o".into(),
+        owner_id: "w".into(),
+        harness: "demo".into(),
+        title: String::new(),
+        metadata: BTreeMap::new(),
+        instructions: None,
+        permission_mode: PermissionMode::Ask,
+        workspace: String::new(),
+        limits: Limits::default(),
+        settings: json!({}),
+        state,
+        wish,
+        turn,
+        turn_count: 1,
+        queued_turns: 0,
+        pending_approval: None,
+        pending_approval_count: 0,
+        resolved_approval_ids: vec![],
+        native_id: None,
+        started: true,
+        has_resume_state: true,
+        usage: Usage::NONE,
+        last_event_seq: 0,
+        holder: None,
+        version: 1,
+        created_at: AT,
+        updated_at: AT,
+        last_active_at: AT,
+    }
+}
+
+fn busy(status: TurnStatus, wish: Option<Wish>) -> Session {
+    session(SessionState::Running { turn: ONE }, Some(turn(status)), wish)
+}
+
+fn approval(turn: Ordinal, status: ApprovalStatus) -> Approval {
+    Approval {
+        id: ApprovalId::mint(),
+        native_id: "q1".into(),
+        session_id: SessionId::mint(),
+        run_id: "run".into(),
+        turn_id: crate::ids::TurnId::mint(),
+        turn,
+        tool: "t".into(),
+        title: String::new(),
+        kind: "other".into(),
+        input: Value::Null,
+        input_digest: String::new(),
+        options: vec![],
+        status,
+        decision: None,
+        option_id: None,
+        reason: None,
+        edited_input: None,
+        decided_by: None,
+        requested_at: AT,
+        expires_at: None,
+        decided_at: None,
+        dispatched_at: None,
+        delivered_at: None,
+    }
+}
+
+fn working() -> Posture {
+    Posture { at_work: Some(ONE), harness_runs: true, restores_exactly: true, ..Posture::default() }
+}
+
+fn alone() -> Posture {
+    Posture { restores_exactly: true, ..Posture::default() }
+}
+
+#[test]
+fn stopping_and_destroying_go_before_everything() {
+    for wish in [Wish::Stop, Wish::Destroy] {
+        for posture in [working(), alone()] {
+            assert_eq!(next_step(&busy(TurnStatus::Running, Some(wish)), &[], posture), Step::Fulfil(wish));
+        }
+    }
+}
+
+#[test]
+fn a_turn_at_work_is_cancelled_once_answered_when_owed_and_else_left_alone() {
+    let running = busy(TurnStatus::Running, None);
+    let cancelled = busy(TurnStatus::Running, Some(Wish::Cancel));
+    assert_eq!(next_step(&running, &[], working()), Step::Rest);
+    assert_eq!(next_step(&cancelled, &[], working()), Step::Cancel);
+    assert_eq!(next_step(&cancelled, &[], Posture { ending: true, ..working() }), Step::Rest);
+    let owed = [approval(ONE, ApprovalStatus::Approved)];
+    assert_eq!(next_step(&running, &owed, working()), Step::Deliver(Box::new(owed[0].clone())));
+    let of_another_turn = [approval(Ordinal(9), ApprovalStatus::Approved)];
+    assert_eq!(next_step(&running, &of_another_turn, working()), Step::Rest);
+}
+
+#[test]
+fn a_turn_without_a_harness_is_started_taken_up_kept_or_ended_by_what_is_known_of_it() {
+    let pending = [approval(ONE, ApprovalStatus::Pending)];
+    let owed = [approval(ONE, ApprovalStatus::Denied)];
+    let dispatched = busy(TurnStatus::Running, None);
+    assert_eq!(next_step(&busy(TurnStatus::Queued, None), &[], alone()), Step::Start);
+    assert_eq!(next_step(&busy(TurnStatus::Queued, Some(Wish::Cancel)), &[], alone()), Step::EndUnattended);
+    assert_eq!(next_step(&dispatched, &owed, alone()), Step::TakeUp);
+    assert_eq!(next_step(&dispatched, &pending, alone()), Step::Leave);
+    assert_eq!(next_step(&dispatched, &[], alone()), Step::EndUnattended);
+    for open in [&pending, &owed] {
+        assert_eq!(next_step(&dispatched, open, Posture::default()), Step::EndUnattended);
+    }
+}
+
+#[test]
+fn going_down_a_question_is_suspended_where_it_can_be_restored_and_nothing_new_is_begun() {
+    let pending = [approval(ONE, ApprovalStatus::Pending)];
+    let closing = |posture| Posture { closing: true, ..posture };
+    let running = busy(TurnStatus::AwaitingApproval, None);
+    assert_eq!(next_step(&running, &pending, closing(working())), Step::Suspend);
+    let inexact = Posture { restores_exactly: false, ..working() };
+    assert_eq!(next_step(&running, &pending, closing(inexact)), Step::Rest);
+    assert_eq!(next_step(&busy(TurnStatus::Queued, None), &[], closing(alone())), Step::Leave);
+}
+
+#[test]
+fn a_session_at_rest_is_kept_warm_put_away_or_left() {
+    let idle = session(SessionState::Idle, None, None);
+    let warm = Posture { harness_runs: true, ..alone() };
+    assert_eq!(next_step(&idle, &[], warm), Step::Rest);
+    assert_eq!(next_step(&idle, &[], alone()), Step::Leave);
+    let swept = Posture { put_away: Some(StopCause::IdleTtl), ..warm };
+    assert_eq!(next_step(&idle, &[], swept), Step::PutAway(StopCause::IdleTtl));
+    assert_eq!(next_step(&idle, &[], Posture { closing: true, ..warm }), Step::PutAway(StopCause::Shutdown));
+}
