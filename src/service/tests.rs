@@ -1,10 +1,14 @@
 //! The verbs together with the driver and a real store: what needs no HTTP to be shown.
 
+mod faulty;
+
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
+use self::faulty::{Fault, Faulty};
 use super::*;
 use crate::domain::approval::{Decision, DecisionRequest};
 use crate::domain::scope::{Principal, Role, Scope, permissions_of};
@@ -21,11 +25,22 @@ struct Fixture {
 const DEADLINE: Duration = Duration::from_secs(20);
 
 async fn fixture() -> Fixture {
+    fixture_with(Faulty::new(Fault::Nothing)).await
+}
+
+/// A service with the demo harness and a faulty one. It sweeps often and waits briefly.
+async fn fixture_with(faulty: Faulty) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let options = StoreOptions { path: directory.path().join("ostler.db"), exclusive: true };
     let store = SqlStore::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
-    let harnesses = Registry::new(&BTreeMap::new()).unwrap();
-    let options = ServiceOptions::new(directory.path().to_owned());
+    let mut harnesses = Registry::new(&BTreeMap::new()).unwrap();
+    harnesses.insert(Arc::new(faulty));
+    let options = ServiceOptions {
+        idle_ttl: Duration::from_millis(100),
+        sweep_interval: Duration::from_millis(20),
+        harness_deadline: Duration::from_millis(200),
+        ..ServiceOptions::new(directory.path().to_owned())
+    };
     let service = Service::new(Arc::new(store), harnesses, Clock::System, options);
     service.run_background().await.unwrap();
     Fixture { service, _directory: directory }
@@ -83,6 +98,78 @@ fn says(decision: Decision) -> DecisionRequest {
         edited_input: None,
         input_digest: None,
         decided_by: "alice".into(),
+    }
+}
+
+impl Fixture {
+    /// Creates a session of the faulty harness.
+    async fn create_faulty(&self, prompt: &str) -> SessionView {
+        let input =
+            CreateSession { harness: "faulty".into(), settings: serde_json::Value::Null, ..asks(prompt) };
+        self.service.create(&alice(), input, None).await.unwrap()
+    }
+
+    /// Waits until the session has come to that status, and gives it as it is then.
+    async fn until(&self, view: &SessionView, status: SessionStatus) -> SessionView {
+        let reference = SessionRef::Id(view.session.id.clone());
+        let mut ear = self.service.store.subscribe(view.session.key);
+        let reached = async {
+            loop {
+                let view = self.service.lookup(&scope(), &reference).await.unwrap();
+                if view.session.state.status() == status {
+                    return view;
+                }
+                ear.changed().await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, reached).await.unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_23_a_harness_that_does_not_start_leaves_an_errored_session_with_its_reason() {
+    let fixture = fixture_with(Faulty::new(Fault::StartFails)).await;
+    let view = fixture.create_faulty("x").await;
+    let view = fixture.until(&view, SessionStatus::Errored).await;
+    let turn = view.session.turn.unwrap();
+    assert_eq!((turn.status, turn.error.unwrap().code.as_str()), (TurnStatus::Failed, "broken"));
+    assert_eq!(turn.started_at, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_harness_that_refuses_a_prompt_fails_the_turn_and_is_stopped() {
+    let faulty = Faulty::new(Fault::PromptFails);
+    let fixture = fixture_with(faulty.clone()).await;
+    let view = fixture.create_faulty("x").await;
+    let view = fixture.until(&view, SessionStatus::Errored).await;
+    assert_eq!(view.session.turn.unwrap().error.unwrap().code, "broken");
+    assert_eq!(faulty.stops.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_38_a_decision_that_the_harness_does_not_take_is_kept_and_its_turn_says_that_it_may_have_arrived()
+{
+    let fixture = fixture_with(Faulty::new(Fault::AnswerFails)).await;
+    let view = fixture.create_faulty("ask").await;
+    fixture.until(&view, SessionStatus::AwaitingApproval).await;
+    let id = fixture.pending().await;
+    fixture.service.decide(&scope(), &id, says(Decision::Approve), None).await.unwrap();
+    let view = fixture.until(&view, SessionStatus::Idle).await;
+    assert_eq!(view.session.turn.unwrap().status, TurnStatus::Interrupted);
+    let approval = fixture.service.lookup_approval(&scope(), &id).await.unwrap();
+    assert_eq!((approval.decision, approval.delivered_at), (Some(Decision::Approve), None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_42_and_68_a_harness_that_gives_no_state_is_put_away_all_the_same_and_the_sweep_goes_on() {
+    for fault in [Fault::DetachFails, Fault::DetachHangs] {
+        let faulty = Faulty::new(fault);
+        let fixture = fixture_with(faulty.clone()).await;
+        let (bad, good) = (fixture.create_faulty("x").await, fixture.create("/say x").await);
+        let bad = fixture.until(&bad, SessionStatus::Stopped).await;
+        fixture.until(&good, SessionStatus::Stopped).await;
+        assert_eq!(faulty.stops.load(Ordering::SeqCst), 1, "{fault:?}");
+        assert!(!bad.session.has_resume_state);
     }
 }
 

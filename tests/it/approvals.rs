@@ -11,7 +11,7 @@ fn id(value: &Value) -> String {
 }
 
 #[tokio::test]
-async fn row_25_an_approval_is_shown_whole_and_a_decision_moves_the_turn_on() {
+async fn rows_22_and_25_an_approval_is_shown_whole_and_a_decision_moves_the_turn_on() {
     let home = Home::new();
     let server = home.start().await;
     let api = server.api();
@@ -302,4 +302,20 @@ async fn sec_09_a_key_without_the_scope_cannot_decide() {
     let approval = id(&session["pending_approval"]);
     server.api_with(&narrow).decide(&approval, "approve").await.problem(403, "insufficient_scope");
     assert_eq!(api.session(&id(&session)).await["status"], "awaiting_approval");
+}
+
+#[tokio::test]
+async fn rows_30_and_31_a_decision_on_another_id_is_not_found_and_changes_nothing() {
+    let home = Home::new();
+    let server = home.start().await;
+    let api = server.api();
+    let session = api.create(ASK).await;
+    for other in ["apr_0197a0c0c0c07000a000a000a000a000", "q1", "px"] {
+        api.decide(other, "approve").await.problem(404, "not_found");
+    }
+    let row = api.session(&id(&session)).await;
+    assert_eq!(
+        (row["status"].as_str(), &row["pending_approval"]),
+        (Some("awaiting_approval"), &session["pending_approval"])
+    );
 }

@@ -9,7 +9,7 @@ fn id(value: &Value) -> String {
 }
 
 #[tokio::test]
-async fn each_wrong_request_has_its_code_and_a_request_id() {
+async fn rows_14_and_96_each_wrong_request_has_its_code_and_a_request_id() {
     let home = Home::new();
     let server = home.start().await;
     let api = server.api();

@@ -54,7 +54,7 @@ async fn send_and_die(server: Server, request: reqwest::RequestBuilder) -> Optio
 }
 
 #[tokio::test]
-async fn killed_in_mid_turn_the_turn_is_interrupted_and_a_follow_up_remembers() {
+async fn row_70_killed_in_mid_turn_the_turn_is_interrupted_and_a_follow_up_remembers() {
     let home = Home::new();
     let server = home.start().await;
     let api = server.api();
@@ -165,7 +165,7 @@ async fn killed_at_any_point_of_a_turn_nothing_is_lost_doubled_or_stuck() {
 
 /// Kills the service at each point on the way of a decision.
 #[tokio::test]
-async fn killed_at_any_point_of_a_decision_it_is_delivered_once_or_said_to_be_unknown() {
+async fn rows_39_and_100_killed_at_any_point_of_a_decision_it_is_delivered_once_or_said_to_be_unknown() {
     let table = [
         ("decide.committed", "completed"),
         ("answer.before", "interrupted"),

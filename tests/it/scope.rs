@@ -63,7 +63,7 @@ async fn ask_everything(
 }
 
 #[tokio::test]
-async fn rows_12_32_52_and_sec_05_a_foreign_and_an_absent_id_are_answered_byte_for_byte_alike_while_a_turn_runs()
+async fn rows_12_32_45_52_and_sec_05_a_foreign_and_an_absent_id_are_answered_byte_for_byte_alike_while_a_turn_runs()
  {
     let home = Home::new();
     let server = home.start().await;
@@ -160,7 +160,7 @@ async fn an_admin_makes_lists_and_ends_keys_and_nobody_else_does() {
 }
 
 #[tokio::test]
-async fn row_11_a_run_id_that_another_owner_has_is_taken_and_its_session_stays_as_it_is() {
+async fn rows_11_and_97_a_run_id_that_another_owner_has_is_taken_and_its_session_stays_as_it_is() {
     let home = Home::new();
     let server = home.start().await;
     let key = async |owner: &str| {

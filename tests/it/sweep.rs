@@ -11,7 +11,7 @@ fn id(value: &Value) -> String {
 }
 
 #[tokio::test]
-async fn rows_65_66_and_69_an_idle_session_is_put_away_once_and_a_follow_up_brings_it_back() {
+async fn rows_18_54_65_66_and_69_an_idle_session_is_put_away_once_and_a_follow_up_brings_it_back() {
     let home = Home::new().with(&["--idle-ttl-seconds", "0.5"]);
     let server = home.start().await;
     let api = server.api();
@@ -31,7 +31,7 @@ async fn rows_65_66_and_69_an_idle_session_is_put_away_once_and_a_follow_up_brin
 }
 
 #[tokio::test]
-async fn row_67_a_turn_at_work_and_a_question_that_waits_keep_a_session_live() {
+async fn rows_21_and_67_a_turn_at_work_and_a_question_that_waits_keep_a_session_live() {
     let home = Home::new().with(&["--idle-ttl-seconds", "0.2"]);
     let server = home.start().await;
     let api = server.api();
@@ -49,7 +49,7 @@ async fn row_67_a_turn_at_work_and_a_question_that_waits_keep_a_session_live() {
 }
 
 #[tokio::test]
-async fn a_session_keeps_what_it_was_created_with_when_it_comes_back() {
+async fn row_55_a_session_keeps_what_it_was_created_with_when_it_comes_back() {
     let home = Home::new();
     let server = home.start().await;
     let api = server.api();

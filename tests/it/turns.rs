@@ -14,7 +14,7 @@ fn prompts(session: &str) -> String {
 }
 
 #[tokio::test]
-async fn row_48_a_follow_up_is_trimmed_and_answered_by_the_live_session() {
+async fn rows_48_and_59_a_follow_up_is_trimmed_and_answered_by_the_live_session() {
     let home = Home::new();
     let server = home.start().await;
     let api = server.api();
@@ -25,6 +25,11 @@ async fn row_48_a_follow_up_is_trimmed_and_answered_by_the_live_session() {
         (Some("one"), Some("/recall"), Some(false))
     );
     assert_eq!((turn["ordinal"].as_i64(), turn["status"].as_str()), (Some(2), Some("completed")));
+    // Its events follow those of the first turn in one sequence.
+    let events = api.events(&session).await;
+    let seqs: Vec<i64> = events.iter().map(|event| event["seq"].as_i64().unwrap()).collect();
+    assert_eq!(seqs, (1..=seqs.len() as i64).collect::<Vec<_>>());
+    assert_eq!(events.last().unwrap()["turn_id"], turn["id"]);
 }
 
 #[tokio::test]
@@ -242,7 +247,7 @@ async fn row_98_a_caller_that_waits_is_answered_when_a_person_is_asked() {
 }
 
 #[tokio::test]
-async fn a_caller_may_have_the_turn_as_a_stream_that_ends_with_it_and_going_away_stops_nothing() {
+async fn row_72_a_caller_may_have_the_turn_as_a_stream_that_ends_with_it_and_going_away_stops_nothing() {
     let home = Home::new();
     let server = home.start().await;
     let api = server.api();
@@ -284,4 +289,59 @@ async fn row_77_usage_is_stored_with_the_turn_and_summed_in_the_session() {
     assert_eq!(*usage, json!({"input_tokens": 11, "output_tokens": 7, "total_tokens": 18, "complete": true}));
     api.prompt(&session, "/say x").await;
     assert_eq!(api.session(&session).await["usage"]["complete"], false);
+}
+
+#[tokio::test]
+async fn row_19_a_session_that_is_stopped_before_its_first_event_is_stopped_and_not_errored() {
+    let home = Home::new();
+    let server = home.start().await;
+    let api = server.api();
+    for _ in 0..10 {
+        let session = id(&api.create_detached("/say x\n/hang").await);
+        let row = api.post(&format!("/v1/sessions/{session}/stop"), json!({})).await.expect(200);
+        assert_eq!(
+            (row["status"].as_str(), row["turn"]["status"].as_str()),
+            (Some("stopped"), Some("cancelled"))
+        );
+        assert!(row["stopped_at"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn row_57_a_follow_up_that_asks_goes_on_when_another_request_approves() {
+    let home = Home::new();
+    let server = home.start().await;
+    let api = server.api();
+    let session = id(&api.create("/say x").await);
+    let request =
+        api.request(reqwest::Method::POST, &prompts(&session)).header("accept", "text/event-stream");
+    let response = request.json(&json!({"prompt": "/ask shell {}\n/say done"})).send().await.unwrap();
+    let mut stream = crate::support::sse::Events::new(response);
+    let asked = stream.until("approval.requested").await;
+    let approval = asked.last().unwrap().data["data"]["approval"]["id"].as_str().unwrap().to_owned();
+    api.decide(&approval, "approve").await.expect(200);
+    let frames = stream.all().await;
+    assert_eq!(frames.last().unwrap().event, "turn.completed");
+    assert_eq!(api.session(&session).await["pending_approval"], Value::Null);
+}
+
+#[tokio::test]
+async fn row_61_of_two_follow_ups_at_once_for_a_session_that_is_put_away_one_brings_it_back() {
+    let home = Home::new();
+    let server = home.start().await;
+    let api = server.api();
+    let session = id(&api.create("/remember x").await);
+    for round in 0..10 {
+        api.post(&format!("/v1/sessions/{session}/stop"), json!({})).await.expect(200);
+        let path = prompts(&session);
+        let send = || api.post(&path, json!({"prompt": "/sleep 50"}));
+        let (one, two) = tokio::join!(send(), send());
+        let mut statuses = [one.status, two.status];
+        statuses.sort_unstable();
+        assert_eq!(statuses, [202, 409], "round {round}");
+        api.follow(&session, "?until=idle").await.all().await;
+        let rehydrated =
+            api.kinds(&session).await.into_iter().filter(|kind| kind == "session.rehydrated").count();
+        assert_eq!(rehydrated, round + 1);
+    }
 }
