@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -67,6 +68,9 @@ pub struct ServeArgs {
     /// Most live sessions at once [default: 1000]
     #[arg(long, env = "OSTLER_MAX_LIVE_SESSIONS", value_name = "N")]
     pub max_live_sessions: Option<String>,
+    /// Most requests that one key may send in a second; 0 for no limit [default: 0]
+    #[arg(long, env = "OSTLER_REQUESTS_PER_SECOND", value_name = "N")]
+    pub requests_per_second: Option<String>,
     /// Days that idempotency keys are kept [default: 7]
     #[arg(long, env = "OSTLER_IDEMPOTENCY_DAYS", value_name = "DAYS")]
     pub idempotency_days: Option<String>,
@@ -99,6 +103,7 @@ struct File {
     cancel_grace_seconds: Option<Number>,
     shutdown_grace_seconds: Option<Number>,
     max_live_sessions: Option<Number>,
+    requests_per_second: Option<Number>,
     idempotency_days: Option<Number>,
     event_retention_days: Option<Number>,
     log_format: Option<String>,
@@ -300,6 +305,12 @@ impl ServeArgs {
             file.max_live_sessions.as_ref(),
             1000.0,
         );
+        let rate = reading.number(
+            "requests_per_second",
+            self.requests_per_second.as_ref(),
+            file.requests_per_second.as_ref(),
+            0.0,
+        );
         let mut seconds = |name: &str, flag: Option<&String>, number: Option<&Number>, default| {
             reading.seconds(name, flag, number, default)
         };
@@ -333,6 +344,7 @@ impl ServeArgs {
             idempotency_ttl: Duration::from_secs_f64((idempotency * day).min(1e9)),
             event_retention: (retention > 0.0).then(|| Duration::from_secs_f64((retention * day).min(1e9))),
             max_live: max_live as usize,
+            requests_per_second: NonZeroU32::new(rate.ceil() as u32),
             workspace_roots,
             ..defaults
         };

@@ -76,3 +76,15 @@ fn a_database_url_of_another_kind_is_a_mistake_that_keeps_its_password() {
     let mistakes = data.resolve().map(|_| ()).unwrap_err().0.join("\n");
     assert!(mistakes.contains("mysql") && !mistakes.contains("hunter2"), "{mistakes}");
 }
+
+#[test]
+fn the_readme_has_every_flag_with_its_variable() {
+    let readme = include_str!("../../README.md");
+    let command = ServeArgs::augment_args(clap::Command::new("serve"));
+    for argument in command.get_arguments() {
+        let flag = argument.get_long().unwrap();
+        let variable = argument.get_env().unwrap().to_str().unwrap();
+        let row = readme.lines().find(|line| line.starts_with(&format!("| `--{flag} ")));
+        assert!(row.is_some_and(|row| row.contains(&format!("`{variable}`"))), "--{flag} and {variable}");
+    }
+}

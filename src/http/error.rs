@@ -375,6 +375,7 @@ impl From<ServiceError> for ApiError {
                 plain(C::CursorExpired).with("first_seq", *first_seq)
             }
             ServiceError::InvalidCursor(_) => plain(C::InvalidCursor),
+            ServiceError::RateLimited => plain(C::RateLimited),
             ServiceError::QuotaExceeded { limit, used } => {
                 plain(C::QuotaExceeded).with("limit", *limit).with("used", *used)
             }

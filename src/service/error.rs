@@ -81,6 +81,9 @@ pub enum ServiceError {
     /// The cursor is beyond the end, or was not made here.
     #[error("{0}")]
     InvalidCursor(String),
+    /// The key is used too often.
+    #[error("this key sends too many requests")]
+    RateLimited,
     /// A quota is used up.
     #[error("{used} of {limit} are used")]
     QuotaExceeded {

@@ -152,7 +152,8 @@ impl Service {
     /// Who a bearer token stands for.
     ///
     /// # Errors
-    /// `Unauthenticated` for every token that is not valid now, whatever is wrong with it.
+    /// `Unauthenticated` for every token that is not valid now, whatever is wrong with it; `RateLimited` for a key that is used
+    /// too often.
     pub async fn authenticate(&self, token: &str) -> ServiceResult<Principal> {
         let (id, secret) = split(token).ok_or(ServiceError::Unauthenticated)?;
         let presented = hash(secret);
@@ -161,7 +162,10 @@ impl Service {
         let kept = key.as_ref().map_or_else(|| vec![0; presented.len()], |key| key.secret_hash.clone());
         let equal = bool::from(presented.ct_eq(&kept));
         match key {
-            Some(key) if equal => Ok(principal(key)),
+            Some(key) if equal => {
+                self.rate.count(&key.id)?;
+                Ok(principal(key))
+            }
             _ => Err(ServiceError::Unauthenticated),
         }
     }

@@ -16,6 +16,7 @@ mod lookup;
 mod once;
 mod outbox;
 mod prompt;
+mod rate;
 mod recovery;
 mod rehydrate;
 mod rows;
@@ -28,6 +29,7 @@ mod turn_end;
 mod workspace;
 
 use std::future::Future;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,6 +80,8 @@ pub struct ServiceOptions {
     pub shutdown_grace: Duration,
     /// Most live sessions at once.
     pub max_live: usize,
+    /// Most requests that one key may send in a second; `None` for no limit.
+    pub requests_per_second: Option<NonZeroU32>,
     /// How long idempotency keys are kept.
     pub idempotency_ttl: Duration,
     /// How long events of ended turns are kept; `None` for ever.
@@ -99,6 +103,7 @@ impl ServiceOptions {
             harness_deadline: Duration::from_secs(30),
             shutdown_grace: Duration::from_secs(10),
             max_live: 1000,
+            requests_per_second: None,
             idempotency_ttl: Duration::from_secs(7 * 24 * 3600),
             event_retention: None,
             wish_deadline: Duration::from_secs(15),
@@ -140,6 +145,7 @@ pub struct Service {
     locks: run_locks::RunLocks,
     once: once::InFlight,
     keys: keys::KeyCache,
+    rate: rate::RateLimit,
     counters: Counters,
     /// Units of work and drivers: what must finish before the store closes.
     tasks: TaskTracker,
@@ -154,6 +160,7 @@ impl Service {
             store,
             harnesses,
             clock,
+            rate: rate::RateLimit::new(options.requests_per_second),
             options,
             replica: ReplicaId::mint(),
             live: live::LiveSessions::default(),

@@ -143,3 +143,41 @@ async fn the_openapi_document_is_the_committed_one_and_is_complete() {
         assert!(document.to_string().contains(&format!("\"{code}\"")), "{code} is not documented");
     }
 }
+
+#[tokio::test]
+async fn a_key_that_is_used_too_often_is_told_to_wait_and_others_are_not() {
+    let home = Home::new().with(&["--requests-per-second", "5"]);
+    let server = home.start().await;
+    let api = server.api();
+    let other = server.api_with(&home.make_key(&["--org", "default", "--role", "admin"]).await);
+    let limited = loop {
+        let answer = api.get("/v1/me").await;
+        if answer.status != 200 {
+            break answer;
+        }
+    };
+    limited.problem(429, "rate_limited");
+    assert!(limited.header("retry-after").is_some());
+    other.get("/v1/me").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_session_in_which_too_many_turns_wait_takes_no_more() {
+    let home = Home::new();
+    let server = home.start().await;
+    let api = server.api();
+    let session = id(&api.create("/ask shell {}").await);
+    let body = json!({"prompt": "x", "when_busy": "queue"});
+    let path = format!("/v1/sessions/{session}/prompts");
+    let refused = loop {
+        let answer = api.post(&path, body.clone()).await;
+        if answer.status != 202 {
+            break answer;
+        }
+    };
+    let problem = refused.problem(429, "quota_exceeded");
+    assert_eq!((problem["limit"].as_i64(), problem["used"].as_i64()), (Some(256), Some(256)));
+    // Stopping ends them all, in one transaction.
+    let row = api.post(&format!("/v1/sessions/{session}/stop"), json!({})).await.expect(200);
+    assert_eq!((row["status"].as_str(), row["queued_turns"].as_i64()), (Some("stopped"), Some(0)));
+}
