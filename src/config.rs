@@ -24,13 +24,13 @@ pub struct DataArgs {
     /// Directory for the database, keys and workspaces [default: ./ostler-data]
     #[arg(long, env = "OSTLER_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<String>,
-    /// sqlite:PATH [default: sqlite:<data dir>/ostler.db]
+    /// sqlite:PATH [default: sqlite:DATA_DIR/ostler.db]
     #[arg(long, env = "OSTLER_DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub database_url: Option<String>,
     /// Configuration file [default: ./ostler.toml where there is one]
     #[arg(long, env = "OSTLER_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// 64 hexadecimal digits that seal resume states [default: <data dir>/seal.key, made at the first start]
+    /// 64 hexadecimal digits that seal resume states [default: DATA_DIR/seal.key, made at the first start]
     #[arg(long, env = "OSTLER_SEAL_KEY", value_name = "HEX", hide_env_values = true)]
     pub seal_key: Option<SecretString>,
 }

@@ -1,5 +1,6 @@
 //! The limits of a session, and the bounds of what callers may send.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -59,5 +60,65 @@ impl Limits {
             return Some(format!("limits.approval_seconds must be 0 to {LIMIT_MAX_SECONDS}"));
         }
         None
+    }
+}
+
+/// Whether a text can be a run id, a thread id or a title.
+pub fn is_name(text: &str) -> bool {
+    !text.trim().is_empty() && text.chars().count() <= NAME_MAX_CHARS && !text.chars().any(char::is_control)
+}
+
+/// What is wrong with a caller's own pairs.
+pub fn metadata_complaint(metadata: &BTreeMap<String, String>) -> Option<String> {
+    if metadata.len() > METADATA_MAX_PAIRS {
+        return Some(format!("metadata: at most {METADATA_MAX_PAIRS} pairs"));
+    }
+    let fits = |text: &str, max: usize| text.chars().count() <= max;
+    metadata
+        .iter()
+        .any(|(key, value)| {
+            key.is_empty() || !fits(key, METADATA_KEY_MAX_CHARS) || !fits(value, METADATA_VALUE_MAX_CHARS)
+        })
+        .then(|| {
+            format!(
+                "metadata: keys are 1 to {METADATA_KEY_MAX_CHARS} characters, values at most {METADATA_VALUE_MAX_CHARS}"
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_to_two_hundred_characters_without_control_characters() {
+        for name in ["a", "job-1", &"é".repeat(200)] {
+            assert!(is_name(name), "{name}");
+        }
+        for wrong in ["", " ", "a\nb", &"x".repeat(201)] {
+            assert!(!is_name(wrong), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn metadata_is_bounded_in_pairs_keys_and_values() {
+        let pairs =
+            |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let complains = |metadata: &BTreeMap<String, String>| metadata_complaint(metadata).is_some();
+        assert!(!complains(&pairs(&[("k", "")])));
+        assert!(complains(&pairs(&[("", "v")])));
+        assert!(complains(&pairs(&[(&"k".repeat(65), "v")])));
+        assert!(complains(&pairs(&[("k", &"v".repeat(513))])));
+        assert!(complains(&(0..17).map(|n| (n.to_string(), String::new())).collect()));
+    }
+
+    #[test]
+    fn limits_are_within_a_year_and_a_turn_has_some_time() {
+        assert_eq!(Limits::default().complaint(), None);
+        assert!(Limits { turn_seconds: 0, ..Limits::default() }.complaint().is_some());
+        assert!(
+            Limits { approval_seconds: LIMIT_MAX_SECONDS + 1, ..Limits::default() }.complaint().is_some()
+        );
+        assert_eq!(Limits { approval_seconds: 0, ..Limits::default() }.approval(), None);
     }
 }

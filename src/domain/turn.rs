@@ -204,6 +204,26 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// A turn that waits.
+    pub fn queued(ordinal: Ordinal, prompt: Prompt, at: Timestamp) -> Self {
+        Self {
+            id: TurnId::mint(),
+            ordinal,
+            prompt,
+            status: TurnStatus::Queued,
+            stop_reason: None,
+            text: None,
+            error: None,
+            usage: Usage::NONE,
+            rehydrated: false,
+            metadata: BTreeMap::new(),
+            traceparent: None,
+            created_at: at,
+            started_at: None,
+            ended_at: None,
+        }
+    }
+
     /// The turn's place and id.
     pub fn reference(&self) -> TurnRef {
         TurnRef { ordinal: self.ordinal, id: self.id.clone() }

@@ -6,6 +6,7 @@
 
 mod approvals;
 mod auth;
+mod effects;
 mod error;
 mod events;
 mod extract;

@@ -15,20 +15,19 @@ use utoipa_axum::routes;
 
 use super::Http;
 use super::auth::{Reads, Writes};
+use super::effects::{awaited, seen_session};
 use super::error::{ApiError, ApiResult, ErrorCode};
 use super::extract::{
     Json, NamePath, NoBody, Params, PromptJson, SessionPath, TraceParent, moment, one_of, page, yes_or_no,
 };
 use super::idempotency::{Answer, Outcome, Repeatable, Verb};
 use super::prefer::{Format, Wait};
-use super::turns::awaited;
 use super::views::{List, PromptSchema, SessionJson, View, json_text};
 use crate::domain::approval::PermissionMode;
 use crate::domain::limits::Limits;
 use crate::domain::scope::{Principal, Scope};
 use crate::domain::session::SessionStatus;
 use crate::domain::turn::{Prompt, Turn};
-use crate::ids::SessionId;
 use crate::service::{
     CreateSession, Effect, OnceAnswer, OnceRequest, RenderAnswer, Seen, Service, SessionFilter, SessionPatch,
     SessionRef, SessionView, Wished,
@@ -218,12 +217,6 @@ impl Verb for Create {
         let answer = Answer { applied: self.wait.applied(), ..Answer::new(status, created(&view)) };
         Ok((id, Outcome::Answer(answer)))
     }
-}
-
-/// The session of an effect that was had before.
-pub(super) async fn seen_session(service: &Service, scope: &Scope, seen: &Seen) -> ApiResult<SessionView> {
-    let id = SessionId::parse(&seen.session).ok_or_else(ApiError::not_found)?;
-    Ok(service.lookup(scope, &SessionRef::Id(id)).await?)
 }
 
 /// Which sessions.

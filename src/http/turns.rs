@@ -14,11 +14,11 @@ use utoipa_axum::routes;
 
 use super::Http;
 use super::auth::{Reads, Writes};
+use super::effects::{awaited, seen_session};
 use super::error::{ApiError, ApiResult};
 use super::extract::{Json, Params, PromptJson, SessionPath, TraceParent, TurnPath, page};
 use super::idempotency::{Answer, Outcome, Repeatable, Verb};
 use super::prefer::{Format, Wait};
-use super::sessions::seen_session;
 use super::views::{List, PromptSchema, TurnView, View, json_text};
 use crate::domain::scope::Scope;
 use crate::domain::session::Session;
@@ -158,21 +158,6 @@ impl Verb for SendPrompt {
         let answer = Answer { applied: self.wait.applied(), ..Answer::new(status, body(&turn)) };
         Ok((id, Outcome::Answer(answer)))
     }
-}
-
-/// Waits for a turn as long as the caller wishes. The turn as it is then, or the refusal that its end comes to.
-pub(super) async fn awaited(
-    service: &Service,
-    session: &Session,
-    turn: &Turn,
-    wait: Wait,
-) -> ApiResult<Result<Turn, ApiError>> {
-    let deadline = service.clock().now().plus(wait.duration().unwrap_or_default());
-    let turn = service.wait_for_turn(session, &turn.id, deadline).await?;
-    Ok(match ApiError::of_awaited(session, &turn) {
-        Some(refusal) => Err(refusal),
-        None => Ok(turn),
-    })
 }
 
 /// Which page.

@@ -6,13 +6,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::once::Effect;
-use super::prompt::new_turn;
 use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView, fault, workspace};
 use crate::domain::approval::PermissionMode;
 use crate::domain::event::{EventBody, NewEvent};
-use crate::domain::limits::{
-    Limits, METADATA_KEY_MAX_CHARS, METADATA_MAX_PAIRS, METADATA_VALUE_MAX_CHARS, NAME_MAX_CHARS,
-};
+use crate::domain::limits::{Limits, NAME_MAX_CHARS, is_name, metadata_complaint};
 use crate::domain::scope::Principal;
 use crate::domain::session::{Session, SessionState, Transition};
 use crate::domain::turn::{Ordinal, Prompt, Turn, Usage};
@@ -143,9 +140,10 @@ impl Service {
         }
         refuse_unsupported(harness.as_ref(), input.instructions.is_some())?;
         let at = self.clock.now();
-        let turn = prompt
-            .as_ref()
-            .map(|prompt| new_turn(Ordinal(1), prompt.clone(), BTreeMap::new(), input.traceparent, at));
+        let turn = prompt.as_ref().map(|prompt| Turn {
+            traceparent: input.traceparent,
+            ..Turn::queued(Ordinal(1), prompt.clone(), at)
+        });
         let state = match &turn {
             Some(turn) => SessionState::Idle.apply(Transition::Queue { turn: turn.ordinal })?,
             None => SessionState::Idle,
@@ -222,27 +220,4 @@ fn complaints_about(input: &CreateSession) -> Vec<String> {
     complaints.extend(metadata_complaint(&input.metadata));
     complaints.extend(input.limits.complaint());
     complaints
-}
-
-/// Whether a text can be a run id, a thread id or a title.
-pub(super) fn is_name(text: &str) -> bool {
-    !text.trim().is_empty() && text.chars().count() <= NAME_MAX_CHARS && !text.chars().any(char::is_control)
-}
-
-/// What is wrong with a caller's own pairs.
-pub(super) fn metadata_complaint(metadata: &BTreeMap<String, String>) -> Option<String> {
-    if metadata.len() > METADATA_MAX_PAIRS {
-        return Some(format!("metadata: at most {METADATA_MAX_PAIRS} pairs"));
-    }
-    let fits = |text: &str, max: usize| text.chars().count() <= max;
-    metadata
-        .iter()
-        .any(|(key, value)| {
-            key.is_empty() || !fits(key, METADATA_KEY_MAX_CHARS) || !fits(value, METADATA_VALUE_MAX_CHARS)
-        })
-        .then(|| {
-            format!(
-                "metadata: keys are 1 to {METADATA_KEY_MAX_CHARS} characters, values at most {METADATA_VALUE_MAX_CHARS}"
-            )
-        })
 }

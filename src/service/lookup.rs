@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::create::{is_name, metadata_complaint};
 use super::{Service, ServiceError, ServiceResult};
 use crate::clock::Timestamp;
 use crate::domain::approval::Approval;
+use crate::domain::limits::{is_name, metadata_complaint};
 use crate::domain::scope::Scope;
 use crate::domain::session::Session;
 use crate::domain::turn::{Ordinal, Turn, TurnStatus};

@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::create::metadata_complaint;
 use super::once::Effect;
 use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView};
-use crate::clock::Timestamp;
 use crate::domain::approval::{Approval, ApprovalStatus};
 use crate::domain::event::{EventBody, NewEvent};
+use crate::domain::limits::metadata_complaint;
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, Transition, Wish};
 use crate::domain::turn::Failure;
-use crate::domain::turn::{Ordinal, Prompt, Turn, TurnStatus, Usage};
+use crate::domain::turn::{Ordinal, Prompt, Turn, TurnStatus};
 use crate::harness::Availability;
 use crate::ids::TurnId;
 use crate::store::{Change, SessionRef, TurnWrite};
@@ -44,32 +43,6 @@ pub struct PromptSession {
 
 /// Most turns that may wait in one session.
 pub(super) const QUEUED_TURNS_MAX: i64 = 256;
-
-/// A turn that waits.
-pub(super) fn new_turn(
-    ordinal: Ordinal,
-    prompt: Prompt,
-    metadata: BTreeMap<String, String>,
-    traceparent: Option<String>,
-    at: Timestamp,
-) -> Turn {
-    Turn {
-        id: TurnId::mint(),
-        ordinal,
-        prompt,
-        status: TurnStatus::Queued,
-        stop_reason: None,
-        text: None,
-        error: None,
-        usage: Usage::NONE,
-        rehydrated: false,
-        metadata,
-        traceparent,
-        created_at: at,
-        started_at: None,
-        ended_at: None,
-    }
-}
 
 impl Service {
     /// Takes a prompt and gives the session and the turn back.
@@ -157,8 +130,11 @@ impl Service {
     fn queue_change(&self, session: &Session, input: &PromptSession) -> ServiceResult<(Change, Turn)> {
         let at = self.clock.now();
         let ordinal = Ordinal(session.turn_count + 1);
-        let turn =
-            new_turn(ordinal, input.prompt.clone(), input.metadata.clone(), input.traceparent.clone(), at);
+        let turn = Turn {
+            metadata: input.metadata.clone(),
+            traceparent: input.traceparent.clone(),
+            ..Turn::queued(ordinal, input.prompt.clone(), at)
+        };
         let busy = session.state.turn().is_some();
         let interrupts = busy && input.when_busy == WhenBusy::Interrupt;
         let mut change = Change::of(session, at);

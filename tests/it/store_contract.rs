@@ -9,7 +9,7 @@ use ostler::domain::limits::Limits;
 use ostler::domain::scope::{Role, Scope, permissions_of};
 use ostler::domain::session::{Session, SessionState, StopCause, Transition};
 use ostler::domain::turn::{Failure, Ordinal, Prompt, Turn, TurnStatus, Usage};
-use ostler::ids::{KeyId, ReplicaId, SessionId, SessionKey, TurnId, mint_run_id};
+use ostler::ids::{KeyId, ReplicaId, SessionId, SessionKey, mint_run_id};
 use ostler::store::{
     ApiKey, Change, Commit, OnceAnswer, OnceRow, OpenError, PageRequest, Seal, SessionFilter, SessionRef,
     SqlStore, Sqlite, Store, StoreError, StoreOptions, TurnSet, TurnWrite,
@@ -86,22 +86,7 @@ fn session(org: &str, owner: &str) -> Session {
 }
 
 fn turn(ordinal: i64) -> Turn {
-    Turn {
-        id: TurnId::mint(),
-        ordinal: Ordinal(ordinal),
-        prompt: Prompt::Text("x".into()),
-        status: TurnStatus::Queued,
-        stop_reason: None,
-        text: None,
-        error: None,
-        usage: Usage::NONE,
-        rehydrated: false,
-        metadata: Default::default(),
-        traceparent: None,
-        created_at: AT,
-        started_at: None,
-        ended_at: None,
-    }
+    Turn::queued(Ordinal(ordinal), Prompt::Text("x".into()), AT)
 }
 
 fn text(words: &str) -> NewEvent {

@@ -42,7 +42,9 @@ async fn rows_73_and_f41_a_reader_that_is_cut_200_times_under_load_sees_every_se
     for _ in 0..4 {
         api.create_detached("/tokens 4000 1000").await;
     }
-    let session = id(&api.create_detached("/tokens 6000 2000\n/tokens 2000").await);
+    // Words merge when the writer is slow; tool calls never do, so that there is always enough to cut.
+    let script = format!("/tokens 3000 2000\n{}/tokens 1000", "/tool t {}\n".repeat(1000));
+    let session = id(&api.create_detached(&script).await);
     let mut random = Random(7);
     let mut seen: Vec<Frame> = Vec::new();
     let mut cuts = 0;
@@ -72,7 +74,7 @@ async fn rows_73_and_f41_a_reader_that_is_cut_200_times_under_load_sees_every_se
         .filter(|f| f.event == "text.delta")
         .map(|f| f.data["data"]["text"].as_str().unwrap())
         .collect();
-    assert_eq!(words.split_whitespace().count(), 8000);
+    assert_eq!(words.split_whitespace().count(), 4000);
     let stored = api.events(&session).await;
     assert_eq!(stored.iter().map(|e| e["seq"].as_i64().unwrap()).collect::<Vec<_>>(), seqs(&seen));
     assert!(

@@ -92,8 +92,7 @@ mod tests {
 
     fn work(limit: u64) -> Work {
         let prompt = Prompt::Text("x".into());
-        let turn =
-            crate::service::prompt::new_turn(Ordinal(1), prompt, Default::default(), None, Timestamp(0));
+        let turn = Turn::queued(Ordinal(1), prompt, Timestamp(0));
         Work::new(&turn, Duration::from_millis(limit), Timestamp(0))
     }
 

@@ -9,13 +9,12 @@ use crate::domain::limits::Limits;
 use crate::domain::session::SessionState;
 use crate::domain::turn::{Prompt, Turn, Usage};
 use crate::ids::{ApprovalId, SessionId, SessionKey};
-use crate::service::prompt::new_turn;
 
 const AT: Timestamp = Timestamp(0);
 const ONE: Ordinal = Ordinal(1);
 
 fn turn(status: TurnStatus) -> Turn {
-    Turn { status, ..new_turn(ONE, Prompt::Text("x".into()), BTreeMap::new(), None, AT) }
+    Turn { status, ..Turn::queued(ONE, Prompt::Text("x".into()), AT) }
 }
 
 fn session(state: SessionState, turn: Option<Turn>, wish: Option<Wish>) -> Session {
