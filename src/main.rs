@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Keeps agent harness sessions: durable, multi-tenant, over REST.
 #[derive(Parser)]
-#[command(name = "ostler", version, propagate_version = true, after_help = ostler::cli::EXIT_CODES)]
+#[command(name = "ostler", version, after_help = ostler::cli::EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -22,7 +22,7 @@ struct Cli {
 enum Command {
     /// Run the service
     Serve(Box<ServeArgs>),
-    /// Make, list and revoke API keys, on the database itself
+    /// Make, list and revoke API keys, directly in the database
     #[command(subcommand)]
     Keys(keys::KeysCommand),
     #[command(flatten)]

@@ -15,20 +15,20 @@ use super::{Exit, json_object, text_of};
 /// `ostler approvals`.
 #[derive(Args, Clone, Debug)]
 pub struct ApprovalsArgs {
-    /// Only those of this session (id or run id)
-    #[arg(long, value_name = "ID")]
+    /// Only those of this session, by id or run id
+    #[arg(short, long, value_name = "SESSION")]
     session: Option<String>,
 
-    /// Only those that stand so
+    /// Only those with this status
     #[arg(long, default_value = "pending", value_parser = STATUSES)]
     status: String,
 
-    /// How many at most
-    #[arg(long, default_value_t = 50, value_name = "N")]
+    /// At most this many
+    #[arg(short = 'n', long, default_value_t = 50, value_name = "N")]
     limit: usize,
 
     /// All of them
-    #[arg(long, conflicts_with = "limit")]
+    #[arg(short, long, conflicts_with = "limit")]
     all: bool,
 }
 
@@ -37,19 +37,19 @@ const STATUSES: [&str; 7] = ["pending", "approved", "denied", "expired", "cancel
 /// `ostler approve`.
 #[derive(Args, Clone, Debug)]
 pub struct ApproveArgs {
-    /// The approval, or a session (id or run id) where exactly one waits
+    /// Approval id, or the id or run id of a session where exactly one approval waits
     #[arg(value_name = "APPROVAL|SESSION")]
     id: String,
 
-    /// Why; the agent is told
+    /// Why; kept with the decision and told to the agent
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 
-    /// Which of the agent's own options to choose
+    /// One of the options that the agent offers, where it offers several
     #[arg(long, value_name = "OPTION_ID")]
     option: Option<String>,
 
-    /// Run the tool with this input instead
+    /// Run the tool with this input instead of the agent's, where the harness supports it
     #[arg(long, value_name = "JSON", value_parser = json_object)]
     edited_input: Option<Value>,
 }
@@ -57,11 +57,11 @@ pub struct ApproveArgs {
 /// `ostler deny`.
 #[derive(Args, Clone, Debug)]
 pub struct DenyArgs {
-    /// The approval, or a session (id or run id) where exactly one waits
+    /// Approval id, or the id or run id of a session where exactly one approval waits
     #[arg(value_name = "APPROVAL|SESSION")]
     id: String,
 
-    /// Why; the agent is told
+    /// Why; kept with the decision and told to the agent
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }
@@ -89,32 +89,9 @@ pub(super) async fn list(client: &Client, terminal: &mut Terminal, args: Approva
     }
     let session = args.session.as_deref();
     let path = session.map_or_else(|| vec!["v1", "approvals"], |id| session_path(id, &["approvals"]));
-    let mut pages = Pages::new(client, path, query, (!args.all).then_some(args.limit));
-    let mut table = Table::new(&["APPROVAL", "STATUS", "TOOL", "ASKS", "SESSION", "ASKED"], &["ASKS"]);
-    let mut empty = true;
-    while let Some(page) = pages.next().await? {
-        for approval in &page.items {
-            empty = false;
-            if terminal.json {
-                terminal.json_line(approval)?;
-            } else {
-                table.row(row(approval, page.answer.now.filter(|_| terminal.on_screen())));
-            }
-        }
-    }
-    if terminal.json {
-        return Ok(Exit::Ok);
-    }
-    if empty {
-        terminal.note("no approvals", Look::Dim)?;
-        return Ok(Exit::Ok);
-    }
-    let text = table.render(terminal.width, terminal.colours());
-    terminal.painted(&text)?;
-    if pages.is_more() {
-        terminal.note("there are more: --all", Look::Dim)?;
-    }
-    Ok(Exit::Ok)
+    let pages = Pages::new(client, path, query, (!args.all).then_some(args.limit));
+    let table = Table::new(&["APPROVAL", "STATUS", "TOOL", "ASKS", "SESSION", "ASKED"], &["ASKS"]);
+    pages.show(terminal, table, row, "no approvals").await
 }
 
 fn row(approval: &Value, now: Option<Moment>) -> [Cell; 6] {
@@ -184,8 +161,7 @@ async fn find(client: &Client, id: &str) -> CliResult<Value> {
         return Ok(client.get(&["v1", "approvals", id], &[]).await?.body);
     }
     let query = [("status", "pending".to_owned())];
-    let mut answer = client.get(&session_path(id, &["approvals"]), &query).await?;
-    let mut pending: Vec<Value> = answer.body["data"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let mut pending = client.get(&session_path(id, &["approvals"]), &query).await?.take_list()?;
     match pending.len() {
         1 => Ok(pending.remove(0)),
         0 => Err(CliError::Refused {

@@ -64,6 +64,19 @@ pub(super) struct Answer {
     pub now: Option<Moment>,
 }
 
+impl Answer {
+    /// Takes the items out of a list.
+    ///
+    /// # Errors
+    /// `Unexpected` when it is none.
+    pub(super) fn take_list(&mut self) -> CliResult<Vec<Value>> {
+        match self.body.get_mut("data").map(Value::take) {
+            Some(Value::Array(items)) => Ok(items),
+            _ => Err(CliError::Unexpected("the answer is no list".to_owned())),
+        }
+    }
+}
+
 /// One request.
 #[derive(Debug)]
 struct Call<'a> {

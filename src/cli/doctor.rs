@@ -104,11 +104,12 @@ async fn examine(client: &Client) -> Vec<Check> {
         Ok(_) => Check::new("ready", Verdict::Ok, "database and schema are in order"),
         Err(error) => Check::failed("ready", &error).with_hint("the log of `ostler serve` tells more"),
     });
-    checks.push(version(client).await);
     let me = client.get(&["v1", "me"], &[]).await;
     let is_known = me.is_ok();
     checks.push(key(client, me.map(|answer| answer.body)));
     if is_known {
+        // All that follows is told only to those who have a key.
+        checks.push(version(client).await);
         checks.extend(harness_checks(client).await);
     }
     checks
@@ -209,8 +210,8 @@ mod tests {
         ok    address     URL
         ok    alive       the service answers
         ok    ready       database and schema are in order
-        ok    version     V
         ok    key         owner · alice · acme (from --key or OSTLER_KEY)
+        ok    version     V
         ok    demo        can be started
         note  codex       codex-acp is not on the PATH; install it with: npm i -g codex-acp
         ");
@@ -219,7 +220,7 @@ mod tests {
     #[tokio::test]
     async fn a_key_that_is_not_valid_fails_with_what_to_do() {
         let stub = Stub::serve(|seen| match seen.target.as_str() {
-            "/v1/me" => Reply::problem(401, "unauthenticated"),
+            "/v1/me" | "/openapi.json" => Reply::problem(401, "unauthenticated"),
             _ => healthy(seen),
         })
         .await;

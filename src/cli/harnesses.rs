@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::client::Client;
-use super::error::{CliError, CliResult};
+use super::error::CliResult;
 use super::table::{Cell, Table};
 use super::terminal::{Look, Terminal, one_line};
 use super::{Exit, text_of};
@@ -41,11 +41,7 @@ pub(super) async fn list(client: &Client, terminal: &mut Terminal) -> CliResult<
 
 /// The harnesses of the service.
 pub(super) async fn read(client: &Client) -> CliResult<Vec<Value>> {
-    let mut answer = client.get(&["v1", "harnesses"], &[]).await?;
-    match answer.body.get_mut("data").map(Value::take) {
-        Some(Value::Array(harnesses)) => Ok(harnesses),
-        _ => Err(CliError::Unexpected("the answer is no list".to_owned())),
-    }
+    client.get(&["v1", "harnesses"], &[]).await?.take_list()
 }
 
 /// Whether it can be started.

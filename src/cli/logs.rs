@@ -4,11 +4,12 @@ use clap::Args;
 use serde_json::Value;
 
 use super::client::{Client, session_path};
-use super::error::{CliError, CliResult};
+use super::error::CliResult;
 use super::pages::Pages;
 use super::render::{Renderer, brief, question};
-use super::sse::{Event, EventReader, Step};
+use super::sse::Event;
 use super::terminal::{Look, Terminal, one_line};
+use super::watch::follow;
 use super::{Exit, text_of};
 
 /// How many events are read at once.
@@ -17,18 +18,19 @@ const PAGE: u32 = 200;
 /// `ostler logs`.
 #[derive(Args, Clone, Debug)]
 pub struct LogsArgs {
-    /// The session (id or run id)
+    /// Session id or run id
+    #[arg(value_name = "SESSION")]
     id: String,
 
-    /// Go on as long as things happen
+    /// Keep showing events as they happen, until the session is destroyed
     #[arg(short, long)]
     follow: bool,
 
-    /// Begin after this event
+    /// Begin after the event with this number
     #[arg(long, value_name = "SEQ", default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..))]
     after: i64,
 
-    /// Show the conversation instead: who said what, and what was done
+    /// Show the conversation instead of events: who said what, and what was done
     #[arg(long, conflicts_with_all = ["follow", "after"])]
     transcript: bool,
 }
@@ -38,70 +40,25 @@ pub(super) async fn logs(client: &Client, terminal: &mut Terminal, args: LogsArg
     if args.transcript {
         return transcript(client, terminal, &args.id).await;
     }
-    let mut renderer = Renderer::default();
-    if !args.follow {
-        read(client, terminal, &mut renderer, &args).await?;
-        terminal.end_line()?;
-        return Ok(Exit::Ok);
+    if args.follow {
+        // A stream is tried again for long: what cannot be reached, or does not exist, is told at once.
+        client.get(&session_path(&args.id, &[]), &[]).await?;
+        return follow(client, terminal, &args.id, args.after).await;
     }
-    let exit = tokio::select! {
-        done = follow(client, terminal, &mut renderer, &args) => done.map(|()| Exit::Ok),
-        pressed = tokio::signal::ctrl_c() => pressed.map(|()| Exit::Interrupted).map_err(CliError::from),
-    };
-    terminal.end_line()?;
-    exit
-}
-
-/// Shows the events so far.
-async fn read(
-    client: &Client,
-    terminal: &mut Terminal,
-    renderer: &mut Renderer,
-    args: &LogsArgs,
-) -> CliResult<()> {
     let path = session_path(&args.id, &["events"]);
-    let mut after = args.after;
+    let (mut renderer, mut after) = (Renderer::default(), args.after);
     loop {
         let query = [("after", after.to_string()), ("limit", PAGE.to_string())];
-        let mut page = client.get(&path, &query).await?.body;
-        let Some(Value::Array(items)) = page.get_mut("data").map(Value::take) else {
-            return Err(CliError::Unexpected("the answer is no list".to_owned()));
-        };
-        for event in items.into_iter().filter_map(Event::read) {
+        let mut page = client.get(&path, &query).await?;
+        for event in page.take_list()?.into_iter().filter_map(Event::read) {
             after = after.max(event.seq);
-            show(terminal, renderer, &event)?;
+            renderer.log(terminal, &event)?;
         }
-        if page["next_cursor"].is_null() {
-            return Ok(());
-        }
-    }
-}
-
-/// Shows events as they happen, until the session is destroyed.
-async fn follow(
-    client: &Client,
-    terminal: &mut Terminal,
-    renderer: &mut Renderer,
-    args: &LogsArgs,
-) -> CliResult<()> {
-    let mut reader = EventReader::new(client, &args.id, args.after);
-    while let Some(step) = reader.next().await? {
-        match step {
-            Step::Event(event) => show(terminal, renderer, &event)?,
-            Step::Lost => terminal.note("connection lost; reconnecting", Look::Dim)?,
+        if page.body["next_cursor"].is_null() {
+            terminal.end_line()?;
+            return Ok(Exit::Ok);
         }
     }
-    Ok(())
-}
-
-fn show(terminal: &mut Terminal, renderer: &mut Renderer, event: &Event) -> CliResult<()> {
-    if terminal.json {
-        return terminal.json_text(&event.json);
-    }
-    if !renderer.output(terminal, event)? {
-        renderer.life(terminal, event)?;
-    }
-    Ok(())
 }
 
 async fn transcript(client: &Client, terminal: &mut Terminal, id: &str) -> CliResult<Exit> {
@@ -194,6 +151,7 @@ mod tests {
         let frames =
             |events: &[Value]| format!("retry: 0\n\n{}", events.iter().map(frame).collect::<String>());
         let stub = Stub::start([
+            Reply::json(200, json!({"id": "ses_1"})),
             Reply::Stream { frames: frames(&[delta(4), delta(5)]), cut: true },
             Reply::Stream { frames: frames(&[event(6, "session.destroyed", json!({}))]), cut: false },
         ])

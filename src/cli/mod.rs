@@ -35,7 +35,7 @@ use self::terminal::Terminal;
 /// Where the service is and how to speak with it: each client command takes it.
 #[derive(Args, Clone, Debug)]
 pub struct ClientArgs {
-    /// Where the service is
+    /// Address of the service
     #[arg(
         long,
         env = "OSTLER_URL",
@@ -45,7 +45,7 @@ pub struct ClientArgs {
     )]
     pub url: String,
 
-    /// The API key; without one <data dir>/admin.key is used, for a service on this machine alone
+    /// API key; without one, and for a service on this machine only, <data dir>/admin.key is used
     #[arg(
         long,
         env = "OSTLER_KEY",
@@ -55,7 +55,7 @@ pub struct ClientArgs {
     )]
     pub key: Option<SecretString>,
 
-    /// Where a service on this machine keeps its data
+    /// Data directory of a service on this machine, for its admin.key
     #[arg(
         long,
         env = "OSTLER_DATA_DIR",
@@ -65,11 +65,11 @@ pub struct ClientArgs {
     )]
     pub data_dir: PathBuf,
 
-    /// Act for this owner (service and admin keys)
+    /// Act on behalf of this owner; needs a service or admin key
     #[arg(long, value_name = "OWNER", help_heading = HEADING)]
     pub owner: Option<String>,
 
-    /// Print JSON, one object a line; errors are problem documents on stderr
+    /// Print JSON, one object per line; an error is a problem document on stderr
     #[arg(long, help_heading = HEADING)]
     pub json: bool,
 }
@@ -79,34 +79,34 @@ const HEADING: &str = "Client options";
 /// The client commands.
 #[derive(Subcommand, Clone, Debug)]
 pub enum ClientCommand {
-    /// Run a prompt and watch the turn
+    /// Give an agent a prompt and watch the turn; approvals are asked for on the terminal
     #[command(after_help = EXIT_CODES)]
     Run(Box<With<run::RunArgs>>),
     /// List sessions, newest first
     #[command(visible_alias = "list")]
     Ls(With<sessions::LsArgs>),
-    /// Show a session
-    Show(With<sessions::ShowArgs>),
-    /// Show what happened in a session
+    /// Show one session: its status, its turn and what waits
+    Show(With<sessions::SessionArgs>),
+    /// Show what happened in a session, and with -f what happens now
     Logs(With<logs::LogsArgs>),
-    /// Give a session its next prompt and return
+    /// Give a session its next prompt without watching the turn
     #[command(after_help = EXIT_CODES)]
     Prompt(With<sessions::PromptArgs>),
-    /// List approvals: those that wait, unless told otherwise
+    /// List the approvals that wait for a decision
     Approvals(With<approvals::ApprovalsArgs>),
-    /// Approve what an agent asks for
+    /// Approve what an agent wants to do
     Approve(With<approvals::ApproveArgs>),
-    /// Deny what an agent asks for
+    /// Deny what an agent wants to do
     Deny(With<approvals::DenyArgs>),
-    /// Cancel the turn at work; the session stays usable
-    Cancel(With<sessions::CancelArgs>),
-    /// Stop a session's agent; the next prompt brings it back
-    Stop(With<sessions::StopArgs>),
-    /// Destroy a session
+    /// Cancel the running turn; the session stays usable
+    Cancel(With<sessions::SessionArgs>),
+    /// Stop a session and its agent; the next prompt takes it up again
+    Stop(With<sessions::SessionArgs>),
+    /// Destroy a session; its transcript stays, unless it is purged
     Rm(With<sessions::RmArgs>),
-    /// List the harnesses and what they need
+    /// List the harnesses, and what is missing where one is not available
     Harnesses(ClientArgs),
-    /// Check the way to the service, step by step
+    /// Check address, key, version and harnesses, and say what to do
     Doctor(ClientArgs),
 }
 
@@ -152,7 +152,7 @@ Exit codes:
   3    the service cannot be reached
   4    no valid key, or it may not do that
   5    no such session, run or approval
-  6    in conflict with the state of things, such as a turn in progress
+  6    conflict: a turn is in progress, or the approval is already decided
   7    an approval waits for a decision
   130  interrupted (the turn goes on)";
 

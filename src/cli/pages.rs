@@ -2,8 +2,12 @@
 
 use serde_json::Value;
 
+use super::Exit;
 use super::client::{Answer, Client};
-use super::error::{CliError, CliResult};
+use super::error::CliResult;
+use super::table::{Cell, Table};
+use super::terminal::{Look, Terminal};
+use super::when::Moment;
 
 /// The most that the service gives at once.
 const PAGE_MAX: usize = 200;
@@ -51,9 +55,7 @@ impl<'a> Pages<'a> {
             query.push(("cursor", cursor));
         }
         let mut answer = self.client.get(&self.path, &query).await?;
-        let Some(Value::Array(items)) = answer.body.get_mut("data").map(Value::take) else {
-            return Err(CliError::Unexpected("the answer is no list".to_owned()));
-        };
+        let items = answer.take_list()?;
         self.begun = true;
         self.cursor = answer.body.get("next_cursor").and_then(Value::as_str).map(str::to_owned);
         self.left = self.left.map(|left| left.saturating_sub(items.len()));
@@ -61,8 +63,45 @@ impl<'a> Pages<'a> {
     }
 
     /// Whether there is more than was asked for.
-    pub(super) fn is_more(&self) -> bool {
+    fn is_more(&self) -> bool {
         self.cursor.is_some()
+    }
+
+    /// Shows the list: JSON lines for a program, a table for a person, or `none` where it is empty.
+    ///
+    /// # Errors
+    /// What the service says, or when it cannot be written.
+    pub(super) async fn show<const N: usize>(
+        mut self,
+        terminal: &mut Terminal,
+        mut table: Table,
+        row: fn(&Value, Option<Moment>) -> [Cell; N],
+        none: &str,
+    ) -> CliResult<Exit> {
+        let mut empty = true;
+        while let Some(page) = self.next().await? {
+            for item in &page.items {
+                empty = false;
+                if terminal.json {
+                    terminal.json_line(item)?;
+                } else {
+                    table.row(row(item, page.answer.now.filter(|_| terminal.on_screen())));
+                }
+            }
+        }
+        if terminal.json {
+            return Ok(Exit::Ok);
+        }
+        if empty {
+            terminal.note(none, Look::Dim)?;
+            return Ok(Exit::Ok);
+        }
+        let text = table.render(terminal.width, terminal.colours());
+        terminal.painted(&text)?;
+        if self.is_more() {
+            terminal.note("there are more: --all", Look::Dim)?;
+        }
+        Ok(Exit::Ok)
     }
 }
 

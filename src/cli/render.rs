@@ -47,11 +47,17 @@ impl Renderer {
         Ok(true)
     }
 
-    /// Shows a turn of the session's life as a line among the output.
+    /// Shows any event on stdout: as it is for a program; for a person as output, or as a line among the output.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(super) fn life(&mut self, terminal: &mut Terminal, event: &Event) -> CliResult<()> {
+    pub(super) fn log(&mut self, terminal: &mut Terminal, event: &Event) -> CliResult<()> {
+        if terminal.json {
+            return terminal.json_text(&event.json);
+        }
+        if self.output(terminal, event)? {
+            return Ok(());
+        }
         let Some((text, look)) = life_line(event) else { return Ok(()) };
         self.line(terminal, &Line { mark: "──", look, head: text, rest: String::new() })
     }
@@ -228,9 +234,7 @@ mod tests {
         let mut renderer = Renderer::default();
         for event in events {
             let event = Event::read(event.clone()).unwrap();
-            if !renderer.output(&mut terminal, &event).unwrap() {
-                renderer.life(&mut terminal, &event).unwrap();
-            }
+            renderer.log(&mut terminal, &event).unwrap();
         }
         terminal.end_line().unwrap();
         out.text()

@@ -17,26 +17,22 @@ const DEFAULT_HARNESS: &str = "demo";
 /// `ostler run`.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
-    /// What to say; `-` reads it from standard input
+    /// What to tell the agent; `-` reads it from standard input
     prompt: String,
 
-    /// The harness of the new session [default: demo]
-    #[arg(short = 'H', long, value_name = "NAME", conflicts_with = "session")]
-    harness: Option<String>,
-
-    /// Go on with this session (id or run id) instead of creating one
-    #[arg(short, long, value_name = "ID")]
+    /// Go on with this session, by id or run id, instead of creating one
+    #[arg(short, long, value_name = "SESSION")]
     session: Option<String>,
 
-    /// What to do when the session is busy
+    /// What to do while another turn is at work [default: reject]
     #[arg(long, value_name = "WHAT", requires = "session", value_parser = WHEN_BUSY)]
     when_busy: Option<String>,
 
-    /// Print the session's id and leave the turn to itself
+    /// Print the session's id and return; the turn goes on by itself
     #[arg(short, long)]
     detach: bool,
 
-    /// Where nobody can be asked, wait until an approval is decided elsewhere
+    /// Without a terminal, wait until an approval is decided elsewhere instead of exiting with 7
     #[arg(long)]
     wait_approvals: bool,
 
@@ -46,33 +42,51 @@ pub struct RunArgs {
 
 /// What only a new session takes.
 #[derive(Args, Clone, Debug)]
+#[group(conflicts_with = "session")]
+#[command(next_help_heading = "New session")]
 struct CreateArgs {
-    /// The thread that the session belongs to
-    #[arg(long, value_name = "ID", conflicts_with = "session")]
+    /// Harness, as `ostler harnesses` lists them [default: demo]
+    #[arg(short = 'H', long, value_name = "NAME")]
+    harness: Option<String>,
+
+    /// Thread that the session belongs to
+    #[arg(long, value_name = "ID")]
     thread: Option<String>,
 
-    /// Your own name for the session, unique in the org
-    #[arg(long, value_name = "ID", conflicts_with = "session")]
+    /// Your own id for the session, unique in the org
+    #[arg(long, value_name = "ID")]
     run_id: Option<String>,
 
-    /// A title; else the prompt's beginning
-    #[arg(long, value_name = "TEXT", conflicts_with = "session")]
+    /// Title [default: the beginning of the prompt]
+    #[arg(long, value_name = "TEXT")]
     title: Option<String>,
 
-    /// The directory to work in, inside a root that the operator allows; else a fresh one
-    #[arg(long, value_name = "PATH", conflicts_with = "session")]
+    /// Metadata to keep with the session; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    metadata: Vec<(String, String)>,
+
+    /// Directory to work in, inside a root that the operator allows [default: a fresh one]
+    #[arg(long, value_name = "PATH")]
     workspace: Option<String>,
 
-    /// Which requests are allowed without asking; trusts the agent's own labels
-    #[arg(long, value_name = "MODE", conflicts_with = "session", value_parser = PERMISSION_MODES)]
+    /// What is allowed without asking; this trusts what the agent says about its own tools [default: ask]
+    #[arg(long, value_name = "MODE", value_parser = PERMISSION_MODES)]
     permission_mode: Option<String>,
 
-    /// System instructions
-    #[arg(long, value_name = "TEXT", conflicts_with = "session")]
+    /// Seconds that a turn may work; waiting for a person does not count [default: 900]
+    #[arg(long, value_name = "SECONDS")]
+    turn_seconds: Option<u64>,
+
+    /// Seconds that an approval waits before it counts as denied; 0 for ever [default: 86400]
+    #[arg(long, value_name = "SECONDS")]
+    approval_seconds: Option<u64>,
+
+    /// System instructions, where the harness supports them
+    #[arg(long, value_name = "TEXT")]
     instructions: Option<String>,
 
-    /// The harness's own settings
-    #[arg(long, value_name = "JSON", conflicts_with = "session", value_parser = json_object)]
+    /// Settings of the harness
+    #[arg(long, value_name = "JSON", value_parser = json_object)]
     settings: Option<Value>,
 }
 
@@ -114,26 +128,41 @@ async fn begin(client: &Client, args: &RunArgs, prompt: &str) -> CliResult<(Begu
 async fn create(client: &Client, args: &RunArgs, prompt: &str) -> CliResult<(Begun, Value)> {
     let create = &args.create;
     let mut body = prompt_body(prompt)?;
-    body["harness"] = json!(args.harness.as_deref().unwrap_or(DEFAULT_HARNESS));
-    let texts = [
-        ("thread_id", &create.thread),
-        ("run_id", &create.run_id),
-        ("title", &create.title),
-        ("workspace", &create.workspace),
-        ("permission_mode", &create.permission_mode),
-        ("instructions", &create.instructions),
+    body["harness"] = json!(create.harness.as_deref().unwrap_or(DEFAULT_HARNESS));
+    let optional = [
+        ("thread_id", json!(create.thread)),
+        ("run_id", json!(create.run_id)),
+        ("title", json!(create.title)),
+        ("workspace", json!(create.workspace)),
+        ("permission_mode", json!(create.permission_mode)),
+        ("instructions", json!(create.instructions)),
+        ("settings", json!(create.settings)),
     ];
-    for (name, text) in texts {
-        if let Some(text) = text {
-            body[name] = json!(text);
+    for (name, value) in optional {
+        if !value.is_null() {
+            body[name] = value;
         }
     }
-    if let Some(settings) = &create.settings {
-        body["settings"] = settings.clone();
+    for (key, value) in &create.metadata {
+        body["metadata"][key] = json!(value);
+    }
+    for (name, seconds) in
+        [("turn_seconds", create.turn_seconds), ("approval_seconds", create.approval_seconds)]
+    {
+        if let Some(seconds) = seconds {
+            body["limits"][name] = json!(seconds);
+        }
     }
     let session = client.post(&["v1", "sessions"], Some(&body)).await?.body;
     let begun = Begun { session: id_of(&session)?, turn: id_of(&session["turn"])?, after: 0 };
     Ok((begun, session))
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("must be KEY=VALUE".to_owned()),
+    }
 }
 
 /// Gives a session its next prompt. The answer is the turn.
@@ -205,12 +234,15 @@ mod tests {
         let created = json!({"id": "ses_1", "turn": {"id": "trn_1"}});
         let stub = Stub::start([Reply::json(201, created), turn_of(1..=3)]).await;
         let (mut terminal, out, err) = Terminal::kept(false, None);
-        let words = ["-H", "codex", "--title", "T", "--thread", "t1", "--settings", r#"{"model":"x"}"#, "hi"];
+        let words = "-H codex --title T --thread t1 --settings {\"model\":\"x\"} --metadata a=b --metadata c=d=e \
+                     --turn-seconds 60 --approval-seconds 0 hi";
+        let words: Vec<&str> = words.split_whitespace().collect();
         let exit = run(&stub.client(), &mut terminal, args(&words)).await.unwrap();
         assert_eq!((exit, out.text().as_str()), (Exit::Ok, "1 2 \n"));
         assert_eq!(err.text(), "ses_1\nturn completed (end_turn)\n");
         assert_eq!(stub.lines(), ["POST /v1/sessions", "GET /v1/sessions/ses_1/events?after=0"]);
-        let body = json!({"harness": "codex", "prompt": "hi", "title": "T", "thread_id": "t1", "settings": {"model": "x"}});
+        let body = json!({"harness": "codex", "prompt": "hi", "title": "T", "thread_id": "t1", "settings": {"model": "x"},
+                          "metadata": {"a": "b", "c": "d=e"}, "limits": {"turn_seconds": 60, "approval_seconds": 0}});
         assert_eq!(stub.requests()[0].body, body);
     }
 
@@ -256,10 +288,19 @@ mod tests {
 
     #[test]
     fn what_only_a_new_session_takes_does_not_go_with_an_old_one() {
-        for word in ["--harness", "--thread", "--run-id", "--title", "--workspace", "--instructions"] {
-            assert!(Line::try_parse_from(["run", "--session", "s", word, "x", "hi"]).is_err(), "{word}");
+        for word in [
+            "--harness",
+            "--thread",
+            "--run-id",
+            "--title",
+            "--workspace",
+            "--instructions",
+            "--turn-seconds",
+        ] {
+            assert!(Line::try_parse_from(["run", "--session", "s", word, "7", "hi"]).is_err(), "{word}");
         }
         assert!(Line::try_parse_from(["run", "--when-busy", "queue", "hi"]).is_err());
         assert!(Line::try_parse_from(["run", "--settings", "[]", "hi"]).is_err());
+        assert!(Line::try_parse_from(["run", "--metadata", "novalue", "hi"]).is_err());
     }
 }

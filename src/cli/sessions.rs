@@ -17,7 +17,7 @@ use super::{Exit, text_of};
 /// `ostler ls`.
 #[derive(Args, Clone, Debug)]
 pub struct LsArgs {
-    /// Only those that stand so
+    /// Only those with this status
     #[arg(long, value_parser = STATUSES)]
     status: Option<String>,
 
@@ -33,7 +33,7 @@ pub struct LsArgs {
     #[arg(long)]
     needs_approval: bool,
 
-    /// How many at most
+    /// At most this many
     #[arg(short = 'n', long, default_value_t = 20, value_name = "N")]
     limit: usize,
 
@@ -44,23 +44,25 @@ pub struct LsArgs {
 
 const STATUSES: [&str; 6] = ["idle", "running", "awaiting_approval", "stopped", "errored", "destroyed"];
 
-/// `ostler show`.
+/// What `ostler show`, `cancel` and `stop` take.
 #[derive(Args, Clone, Debug)]
-pub struct ShowArgs {
-    /// The session (id or run id)
+pub struct SessionArgs {
+    /// Session id or run id
+    #[arg(value_name = "SESSION")]
     id: String,
 }
 
 /// `ostler prompt`.
 #[derive(Args, Clone, Debug)]
 pub struct PromptArgs {
-    /// The session (id or run id)
+    /// Session id or run id
+    #[arg(value_name = "SESSION")]
     id: String,
 
-    /// What to say; `-` reads it from standard input
+    /// What to tell the agent; `-` reads it from standard input
     prompt: String,
 
-    /// What to do when the session is busy
+    /// What to do while another turn is at work [default: reject]
     #[arg(long, value_name = "WHAT", value_parser = WHEN_BUSY)]
     when_busy: Option<String>,
 
@@ -69,27 +71,14 @@ pub struct PromptArgs {
     wait: bool,
 }
 
-/// `ostler cancel`.
-#[derive(Args, Clone, Debug)]
-pub struct CancelArgs {
-    /// The session (id or run id)
-    id: String,
-}
-
-/// `ostler stop`.
-#[derive(Args, Clone, Debug)]
-pub struct StopArgs {
-    /// The session (id or run id)
-    id: String,
-}
-
 /// `ostler rm`.
 #[derive(Args, Clone, Debug)]
 pub struct RmArgs {
-    /// The session (id or run id)
+    /// Session id or run id
+    #[arg(value_name = "SESSION")]
     id: String,
 
-    /// Erase everything, the transcript as well
+    /// Erase everything, the transcript too
     #[arg(long)]
     purge: bool,
 
@@ -106,32 +95,9 @@ pub(super) async fn ls(client: &Client, terminal: &mut Terminal, args: LsArgs) -
     if args.needs_approval {
         query.push(("needs_approval", "true".to_owned()));
     }
-    let mut pages = Pages::new(client, vec!["v1", "sessions"], query, (!args.all).then_some(args.limit));
-    let mut table = Table::new(&["SESSION", "STATUS", "HARNESS", "TITLE", "ACTIVE"], &["TITLE"]);
-    let mut empty = true;
-    while let Some(page) = pages.next().await? {
-        for session in &page.items {
-            empty = false;
-            if terminal.json {
-                terminal.json_line(session)?;
-            } else {
-                table.row(row(session, page.answer.now.filter(|_| terminal.on_screen())));
-            }
-        }
-    }
-    if terminal.json {
-        return Ok(Exit::Ok);
-    }
-    if empty {
-        terminal.note("no sessions; begin one with: ostler run \"…\"", Look::Dim)?;
-        return Ok(Exit::Ok);
-    }
-    let text = table.render(terminal.width, terminal.colours());
-    terminal.painted(&text)?;
-    if pages.is_more() {
-        terminal.note("there are more: --all", Look::Dim)?;
-    }
-    Ok(Exit::Ok)
+    let pages = Pages::new(client, vec!["v1", "sessions"], query, (!args.all).then_some(args.limit));
+    let table = Table::new(&["SESSION", "STATUS", "HARNESS", "TITLE", "ACTIVE"], &["TITLE"]);
+    pages.show(terminal, table, row, "no sessions; begin one with: ostler run \"…\"").await
 }
 
 fn row(session: &Value, now: Option<Moment>) -> [Cell; 5] {
@@ -156,7 +122,7 @@ fn status_look(status: &str) -> Look {
 }
 
 /// Shows a session.
-pub(super) async fn show(client: &Client, terminal: &mut Terminal, args: ShowArgs) -> CliResult<Exit> {
+pub(super) async fn show(client: &Client, terminal: &mut Terminal, args: SessionArgs) -> CliResult<Exit> {
     let answer = client.get(&session_path(&args.id, &[]), &[]).await?;
     if terminal.json {
         terminal.json_line(&answer.body)?;
@@ -254,13 +220,13 @@ fn tell_turn(terminal: &mut Terminal, turn: &Value) -> CliResult<()> {
 }
 
 /// Cancels the turn at work.
-pub(super) async fn cancel(client: &Client, terminal: &mut Terminal, args: CancelArgs) -> CliResult<Exit> {
+pub(super) async fn cancel(client: &Client, terminal: &mut Terminal, args: SessionArgs) -> CliResult<Exit> {
     let answer = client.post(&session_path(&args.id, &["cancel"]), None).await?;
     tell_wish(terminal, &answer, "cancelled", "the turn is about to be cancelled")
 }
 
 /// Stops a session.
-pub(super) async fn stop(client: &Client, terminal: &mut Terminal, args: StopArgs) -> CliResult<Exit> {
+pub(super) async fn stop(client: &Client, terminal: &mut Terminal, args: SessionArgs) -> CliResult<Exit> {
     let answer = client.post(&session_path(&args.id, &["stop"]), None).await?;
     tell_wish(terminal, &answer, "stopped", "the session is about to be stopped")
 }
@@ -376,7 +342,7 @@ mod tests {
         shown["turn"] = json!({"id": "trn_1", "ordinal": 1, "status": "awaiting_approval", "error": null});
         let stub = Stub::start([Reply::json(200, shown)]).await;
         let (mut terminal, out, err) = Terminal::kept(false, Some(80));
-        show(&stub.client(), &mut terminal, ShowArgs { id: "ses_1".into() }).await.unwrap();
+        show(&stub.client(), &mut terminal, SessionArgs { id: "ses_1".into() }).await.unwrap();
         insta::assert_snapshot!(out.text(), @"
         Fix it
           session     ses_1
@@ -424,8 +390,8 @@ mod tests {
     async fn a_wish_that_is_only_recorded_is_not_called_done() {
         let stub = Stub::start([Reply::json(200, json!({})), Reply::json(202, json!({}))]).await;
         let (mut terminal, out, _) = Terminal::kept(false, None);
-        cancel(&stub.client(), &mut terminal, CancelArgs { id: "ses_1".into() }).await.unwrap();
-        stop(&stub.client(), &mut terminal, StopArgs { id: "my-run".into() }).await.unwrap();
+        cancel(&stub.client(), &mut terminal, SessionArgs { id: "ses_1".into() }).await.unwrap();
+        stop(&stub.client(), &mut terminal, SessionArgs { id: "my-run".into() }).await.unwrap();
         assert_eq!(out.text(), "cancelled\nthe session is about to be stopped\n");
         assert_eq!(stub.lines(), ["POST /v1/sessions/ses_1/cancel", "POST /v1/runs/my-run/stop"]);
     }

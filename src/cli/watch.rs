@@ -1,4 +1,4 @@
-//! Watching one turn to its end, with a person who may be asked on the way.
+//! Watching a turn to its end, or a session for as long as it lasts, with a person who may be asked on the way.
 
 use std::collections::VecDeque;
 
@@ -45,7 +45,9 @@ struct Watch<'a> {
     terminal: &'a mut Terminal,
     reader: EventReader<'a>,
     renderer: Renderer,
-    begun: &'a Begun,
+    session: &'a str,
+    /// The turn whose end is the end; `None` shows all that happens in the session.
+    turn: Option<&'a str>,
     manner: Manner,
     started_at: Option<String>,
     /// Approvals that nobody was asked about yet.
@@ -77,46 +79,68 @@ pub(super) async fn watch(
     begun: &Begun,
     manner: Manner,
 ) -> CliResult<Exit> {
-    let mut watch = Watch {
-        client,
-        terminal,
-        reader: EventReader::new(client, &begun.session, begun.after),
-        renderer: Renderer::default(),
-        begun,
-        manner,
-        started_at: None,
-        unasked: VecDeque::new(),
-        asked: None,
-        held: Vec::new(),
-    };
-    let outcome = tokio::select! {
-        outcome = watch.follow() => outcome,
-        pressed = tokio::signal::ctrl_c() => {
-            pressed?;
-            return detach(terminal, begun);
+    let session = &begun.session;
+    let mut watch = Watch::new(client, terminal, session, begun.after);
+    (watch.turn, watch.manner) = (Some(begun.turn.as_str()), manner);
+    let outcome = watch.until_interrupted().await;
+    match outcome {
+        Ok(Exit::Interrupted) => {
+            let back = come_back(session);
+            let text = format!("detached; the turn goes on. {back} · cancel with: ostler cancel {session}");
+            terminal.note(&text, Look::Yellow)?;
         }
-    };
-    if matches!(outcome, Err(CliError::Unreachable { .. })) {
-        terminal.note(&format!("the turn goes on. {}", come_back(begun)), Look::Dim)?;
+        Err(CliError::Unreachable { .. }) => {
+            terminal.note(&format!("the turn goes on. {}", come_back(session)), Look::Dim)?;
+        }
+        _ => {}
     }
     outcome
 }
 
-fn detach(terminal: &mut Terminal, begun: &Begun) -> CliResult<Exit> {
-    let session = &begun.session;
-    let text =
-        format!("detached; the turn goes on. {} · cancel with: ostler cancel {session}", come_back(begun));
-    // The terminal has shown ^C on the line of the cursor.
-    terminal.note("", Look::Plain)?;
-    terminal.note(&text, Look::Yellow)?;
-    Ok(Exit::Interrupted)
+/// Shows what happens in a session after a seq until the session is destroyed, or until Ctrl-C.
+pub(super) async fn follow(
+    client: &Client,
+    terminal: &mut Terminal,
+    session: &str,
+    after: i64,
+) -> CliResult<Exit> {
+    Watch::new(client, terminal, session, after).until_interrupted().await
 }
 
-fn come_back(begun: &Begun) -> String {
-    format!("Come back with: ostler logs -f {}", begun.session)
+fn come_back(session: &str) -> String {
+    format!("Come back with: ostler logs -f {session}")
 }
 
-impl Watch<'_> {
+impl<'a> Watch<'a> {
+    fn new(client: &'a Client, terminal: &'a mut Terminal, session: &'a str, after: i64) -> Self {
+        Self {
+            client,
+            terminal,
+            reader: EventReader::new(client, session, after),
+            renderer: Renderer::default(),
+            session,
+            turn: None,
+            manner: Manner { quiet: false, wait_approvals: false },
+            started_at: None,
+            unasked: VecDeque::new(),
+            asked: None,
+            held: Vec::new(),
+        }
+    }
+
+    async fn until_interrupted(&mut self) -> CliResult<Exit> {
+        let outcome = tokio::select! {
+            outcome = self.follow() => outcome,
+            pressed = tokio::signal::ctrl_c() => pressed.map(|()| Exit::Interrupted).map_err(CliError::from),
+        };
+        self.terminal.end_line()?;
+        if self.terminal.person.is_some() && matches!(outcome, Ok(Exit::Interrupted)) {
+            // The terminal has shown ^C on the line of the cursor.
+            self.terminal.note("", Look::Plain)?;
+        }
+        outcome
+    }
+
     async fn follow(&mut self) -> CliResult<Exit> {
         loop {
             self.release()?;
@@ -124,9 +148,10 @@ impl Watch<'_> {
             let end = match self.next().await? {
                 Happened::Step(Some(Step::Event(event))) => self.event(&event).await?,
                 Happened::Step(Some(Step::Lost)) => {
-                    self.note("connection lost; reconnecting", Look::Dim)?;
+                    self.terminal.note("connection lost; reconnecting", Look::Dim)?;
                     None
                 }
+                Happened::Step(None) if self.turn.is_none() => Some(Exit::Ok),
                 Happened::Step(None) => {
                     return Err(CliError::failed("session_destroyed", "the session was destroyed meanwhile"));
                 }
@@ -136,7 +161,6 @@ impl Watch<'_> {
                 }
             };
             if let Some(end) = end {
-                self.terminal.end_line()?;
                 return Ok(end);
             }
         }
@@ -152,7 +176,8 @@ impl Watch<'_> {
 
     /// Takes an event; gives the exit code when it is the last one.
     async fn event(&mut self, event: &Event) -> CliResult<Option<Exit>> {
-        if event.turn_id.as_ref().is_some_and(|turn| *turn != self.begun.turn) {
+        let (its, ours) = (event.turn_id.as_deref(), self.turn);
+        if its.is_some() && ours.is_some() && its != ours {
             return Ok(None);
         }
         self.put_question_aside(event)?;
@@ -161,13 +186,16 @@ impl Watch<'_> {
             Some(_) => self.held.push(event.clone()),
             None => self.show(event)?,
         }
+        if event.kind == "approval.requested" {
+            return self.requested(&event.data["approval"]).await;
+        }
+        let Some(turn) = ours else { return Ok(None) };
         if event.ends_turn() {
             return Ok(Some(if event.kind == "turn.completed" { Exit::Ok } else { Exit::Failed }));
         }
         match event.kind.as_str() {
             "turn.started" => self.started_at = Some(event.at.clone()),
-            "approval.requested" => return self.requested(&event.data["approval"]).await,
-            "session.stopped" | "session.errored" | "session.destroyed" => return self.standing().await,
+            "session.stopped" | "session.errored" | "session.destroyed" => return self.standing(turn).await,
             _ => {}
         }
         Ok(None)
@@ -193,6 +221,11 @@ impl Watch<'_> {
         if self.manner.quiet {
             return Ok(());
         }
+        if self.turn.is_none() {
+            // A question is shown at length.
+            let is_asked = event.kind == "approval.requested" && self.terminal.person.is_some();
+            return if is_asked { Ok(()) } else { self.renderer.log(self.terminal, event) };
+        }
         if self.terminal.json {
             return self.terminal.json_text(&event.json);
         }
@@ -213,8 +246,8 @@ impl Watch<'_> {
     }
 
     /// How the turn stands, where the session's own end came first.
-    async fn standing(&mut self) -> CliResult<Option<Exit>> {
-        let path = session_path(&self.begun.session, &["turns", &self.begun.turn]);
+    async fn standing(&mut self, turn: &str) -> CliResult<Option<Exit>> {
+        let path = session_path(self.session, &["turns", turn]);
         let turn = self.client.get(&path, &[]).await?.body;
         Ok(match text_of(&turn, "status") {
             "completed" => Some(Exit::Ok),
@@ -224,13 +257,17 @@ impl Watch<'_> {
     }
 
     async fn requested(&mut self, approval: &Value) -> CliResult<Option<Exit>> {
+        let can_ask = self.terminal.person.is_some() && !self.manner.quiet;
+        if !can_ask && self.turn.is_none() {
+            return Ok(None);
+        }
         // The event may be old news: a person elsewhere, or the session's permission mode, may have answered.
         let id = text_of(approval, "id");
         let answer = self.client.get(&["v1", "approvals", id], &[]).await?;
         if text_of(&answer.body, "status") != "pending" {
             return Ok(None);
         }
-        if self.terminal.person.is_some() && !self.manner.quiet {
+        if can_ask {
             self.unasked.push_back((answer.body, answer.now));
             return Ok(None);
         }
@@ -242,7 +279,7 @@ impl Watch<'_> {
         if self.manner.wait_approvals {
             return Ok(None);
         }
-        self.note(&format!("the turn waits. {}", come_back(self.begun)), Look::Dim)?;
+        self.terminal.note(&format!("the turn waits. {}", come_back(self.session)), Look::Dim)?;
         Ok(Some(Exit::WaitingForApproval))
     }
 
@@ -266,7 +303,9 @@ impl Watch<'_> {
         let settled = settles.contains(&event.kind.as_str()).then(|| text_of(&event.data["approval"], "id"));
         let is_settled = |approval: &Value| settled == Some(text_of(approval, "id"));
         self.unasked.retain(|(approval, _)| !is_settled(approval));
-        if self.asked.as_ref().is_some_and(|approval| is_settled(approval) || event.ends_turn()) {
+        let has_ended =
+            |approval: &Value| event.ends_turn() && approval["turn_id"].as_str() == event.turn_id.as_deref();
+        if self.asked.as_ref().is_some_and(|approval| is_settled(approval) || has_ended(approval)) {
             self.asked = None;
             self.terminal.leave_question()?;
         }
@@ -307,12 +346,8 @@ impl Watch<'_> {
     }
 
     fn skipped(&mut self, approval: &Value) -> CliResult<()> {
-        self.note("not decided here. Wherever you like:", Look::Dim)?;
+        self.terminal.note("not decided here. Decide it from anywhere with:", Look::Dim)?;
         approvals::tell_how_to_decide(self.terminal, approval)
-    }
-
-    fn note(&mut self, text: &str, look: Look) -> CliResult<()> {
-        self.terminal.note(text, look)
     }
 }
 
