@@ -12,6 +12,8 @@ mod acp_adapter;
 mod approvals;
 mod architecture;
 mod bad_input;
+mod cli;
+mod cli_terminal;
 mod crash;
 mod idempotency;
 mod scope;

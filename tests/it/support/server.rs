@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -14,6 +15,16 @@ use super::within;
 pub struct Home {
     directory: TempDir,
     arguments: Vec<String>,
+}
+
+/// A port where nothing listens, below those that the system hands out by itself: nobody else takes it meanwhile.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Two runs of the tests at the same time begin at different places.
+    let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
+    std::iter::repeat_with(|| first + NEXT.fetch_add(1, Ordering::Relaxed))
+        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .unwrap()
 }
 
 /// A running service. Dropping it kills it, as a crash would.
@@ -76,16 +87,21 @@ impl Home {
 
     /// Starts the service and returns when it listens.
     pub async fn start(&self) -> Server {
-        self.launch(None).await
+        self.launch(0, None).await
+    }
+
+    /// Starts the service on a port of its own choice, see [`free_port`], so that clients find it again.
+    pub async fn start_on(&self, port: u16) -> Server {
+        self.launch(port, None).await
     }
 
     /// Starts a service that dies when it comes to that point.
     pub async fn start_with_fault(&self, point: &str) -> Server {
-        self.launch(Some(point)).await
+        self.launch(0, Some(point)).await
     }
 
-    async fn launch(&self, fault: Option<&str>) -> Server {
-        let mut command = self.command(&["serve", "--listen", "127.0.0.1:0", "--log", "warn"]);
+    async fn launch(&self, port: u16, fault: Option<&str>) -> Server {
+        let mut command = self.command(&["serve", "--listen", &format!("127.0.0.1:{port}"), "--log", "warn"]);
         command.args(&self.arguments);
         command.envs(fault.map(|point| ("OSTLER_FAULT", point)));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
