@@ -12,10 +12,17 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Keeps agent harness sessions: durable, multi-tenant, over REST.
 #[derive(Parser)]
-#[command(name = "ostler", version, after_help = ostler::cli::EXIT_CODES)]
+#[command(name = "ostler", version, after_help = after_help())]
 struct Cli {
     #[command(subcommand)]
     command: Command,
+}
+
+fn after_help() -> String {
+    format!(
+        "Start here:\n  ostler serve             in one terminal\n  ostler run \"Say hello\"   in another\n\n{}",
+        cli::EXIT_CODES
+    )
 }
 
 #[derive(Subcommand)]

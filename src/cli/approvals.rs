@@ -90,7 +90,7 @@ pub(super) async fn list(client: &Client, terminal: &mut Terminal, args: Approva
     let session = args.session.as_deref();
     let path = session.map_or_else(|| vec!["v1", "approvals"], |id| session_path(id, &["approvals"]));
     let pages = Pages::new(client, path, query, (!args.all).then_some(args.limit));
-    let table = Table::new(&["APPROVAL", "STATUS", "TOOL", "ASKS", "SESSION", "ASKED"], &["ASKS"]);
+    let table = Table::new(&["APPROVAL", "STATUS", "TOOL", "ASKS", "SESSION", "ASKED"], 3);
     pages.show(terminal, table, row, "no approvals").await
 }
 

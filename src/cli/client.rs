@@ -4,7 +4,6 @@
 //! lost takes effect once.
 
 use std::fmt::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
@@ -19,7 +18,6 @@ use super::{ClientArgs, Exit};
 const OWNER: HeaderName = HeaderName::from_static("ostler-owner");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REQUEST_ID: HeaderName = HeaderName::from_static("ostler-request-id");
-const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// How often a request is sent again at most.
 const RETRIES: u32 = 3;
@@ -49,6 +47,8 @@ pub(super) enum KeySource {
     Given,
     /// The file that the service left in its data directory.
     File(String),
+    /// That file is there and cannot be read, for this reason.
+    Unreadable(String),
     /// There is none.
     None,
 }
@@ -154,7 +154,7 @@ impl Client {
 
     /// Whether the key would travel in the clear over a network.
     pub(super) fn is_exposed(&self) -> bool {
-        self.base.scheme() == "http" && !is_loopback(&self.base) && self.key_source != KeySource::None
+        self.base.scheme() == "http" && !is_loopback(&self.base) && self.headers.contains_key(AUTHORIZATION)
     }
 
     /// Reads.
@@ -204,17 +204,9 @@ impl Client {
     ///
     /// # Errors
     /// See [`CliError`].
-    pub(super) async fn open_stream(
-        &self,
-        path: &[&str],
-        query: &[(&str, String)],
-        last_event_id: Option<i64>,
-    ) -> CliResult<Response> {
-        let mut request = self.http.get(self.address(path, query)).headers(self.headers.clone());
-        request = request.header(ACCEPT, "text/event-stream");
-        if let Some(id) = last_event_id {
-            request = request.header(LAST_EVENT_ID, id);
-        }
+    pub(super) async fn open_stream(&self, path: &[&str], query: &[(&str, String)]) -> CliResult<Response> {
+        let request = self.http.get(self.address(path, query)).headers(self.headers.clone());
+        let request = request.header(ACCEPT, "text/event-stream");
         let sent = tokio::time::timeout(ANSWER_TIMEOUT, request.send()).await;
         let response = match sent {
             Ok(sent) => sent.map_err(|error| self.unreachable(&error))?,
@@ -360,10 +352,16 @@ fn find_key(args: &ClientArgs, base: &Url) -> (Option<SecretString>, KeySource) 
     if let Some(key) = args.key.as_ref().filter(|key| !key.expose_secret().trim().is_empty()) {
         return (Some(trimmed(key.expose_secret())), KeySource::Given);
     }
-    let file = Path::new(&args.data_dir).join("admin.key");
+    if !is_loopback(base) {
+        return (None, KeySource::None);
+    }
+    let file = args.data_dir.join("admin.key");
     match std::fs::read_to_string(&file) {
-        Ok(key) if is_loopback(base) && !key.trim().is_empty() => {
+        Ok(key) if !key.trim().is_empty() => {
             (Some(trimmed(&key)), KeySource::File(file.display().to_string()))
+        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            (None, KeySource::Unreadable(format!("{}: {error}", file.display())))
         }
         _ => (None, KeySource::None),
     }

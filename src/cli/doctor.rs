@@ -143,6 +143,7 @@ fn key(client: &Client, me: CliResult<Value>) -> Check {
     let source = match client.key_source() {
         KeySource::Given => "from --key or OSTLER_KEY".to_owned(),
         KeySource::File(file) => format!("from {file}"),
+        KeySource::Unreadable(why) => format!("cannot read {why}"),
         KeySource::None => "none was found".to_owned(),
     };
     match me {

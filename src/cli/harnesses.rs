@@ -17,7 +17,7 @@ pub(super) async fn list(client: &Client, terminal: &mut Terminal) -> CliResult<
         }
         return Ok(Exit::Ok);
     }
-    let mut table = Table::new(&["HARNESS", "AVAILABLE", "RESUMES", "ASKS", "DESCRIPTION"], &["DESCRIPTION"]);
+    let mut table = Table::new(&["HARNESS", "AVAILABLE", "RESUMES", "ASKS", "DESCRIPTION"], 4);
     for harness in &harnesses {
         let (word, look) = if is_available(harness) { ("yes", Look::Green) } else { ("no", Look::Yellow) };
         let can = |name: &str| {

@@ -45,7 +45,7 @@ pub struct ClientArgs {
     )]
     pub url: String,
 
-    /// API key; without one, and for a service on this machine only, <data dir>/admin.key is used
+    /// API key; better in OSTLER_KEY, as the process list shows arguments [default: what <data dir>/admin.key holds, for a service on this machine only]
     #[arg(
         long,
         env = "OSTLER_KEY",
@@ -152,7 +152,7 @@ Exit codes:
   3    the service cannot be reached
   4    no valid key, or it may not do that
   5    no such session, run or approval
-  6    conflict: a turn is in progress, or the approval is already decided
+  6    conflict: a turn is in progress, or the approval is decided already
   7    an approval waits for a decision
   130  interrupted (the turn goes on)";
 

@@ -96,7 +96,7 @@ pub(super) async fn ls(client: &Client, terminal: &mut Terminal, args: LsArgs) -
         query.push(("needs_approval", "true".to_owned()));
     }
     let pages = Pages::new(client, vec!["v1", "sessions"], query, (!args.all).then_some(args.limit));
-    let table = Table::new(&["SESSION", "STATUS", "HARNESS", "TITLE", "ACTIVE"], &["TITLE"]);
+    let table = Table::new(&["SESSION", "STATUS", "HARNESS", "TITLE", "ACTIVE"], 3);
     pages.show(terminal, table, row, "no sessions; begin one with: ostler run \"…\"").await
 }
 
@@ -263,7 +263,6 @@ async fn confirm(terminal: &mut Terminal, args: &RmArgs) -> CliResult<bool> {
     let what = format!("Destroy {}{}{what}. [y/N]", args.id, if args.purge { " " } else { "" });
     terminal.question(&what)?;
     let Some(person) = &mut terminal.person else { return Ok(false) };
-    person.forget();
     let line = person.line().await.unwrap_or_default();
     Ok(matches!(line.trim().to_lowercase().as_str(), "y" | "yes"))
 }

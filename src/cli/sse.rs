@@ -20,35 +20,23 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How often a stream is opened in vain, one after the other, before we give up: about half a minute.
 const ATTEMPTS: u32 = 15;
 
-/// What a stream holds.
+/// What a stream holds that we need: events name their own place and type, so that `id` and `event` are not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Item {
-    /// A message.
-    Message(Message),
+enum Item {
+    /// The `data` lines of a message, joined.
+    Message(String),
     /// How long to wait before a new connection.
     Retry(Duration),
 }
 
-/// A message.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Message {
-    /// Its `id`; the last one before it where it has none.
-    pub id: String,
-    /// Its `event`; empty where it has none.
-    pub kind: String,
-    /// Its `data` lines, joined.
-    pub data: String,
-}
-
 /// The parser of the WHATWG event stream format. Bytes in, in any portions; whole messages out.
 #[derive(Debug, Default)]
-pub(super) struct Parser {
+struct Parser {
     line: Vec<u8>,
     /// The last byte was a CR: an LF that follows belongs to the same line end.
     after_cr: bool,
-    past_first_line: bool,
-    message: Message,
-    has_data: bool,
+    /// The data of the message that is being read, once it has some.
+    data: Option<String>,
 }
 
 impl Parser {
@@ -56,7 +44,7 @@ impl Parser {
     ///
     /// # Errors
     /// When a line is larger than any of the service.
-    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Vec<Item>, &'static str> {
+    fn push(&mut self, bytes: &[u8]) -> Result<Vec<Item>, &'static str> {
         let mut items = Vec::new();
         for &byte in bytes {
             let ends_crlf = std::mem::take(&mut self.after_cr) && byte == b'\n';
@@ -77,40 +65,27 @@ impl Parser {
     }
 
     fn take_line(&mut self, line: &str) -> Option<Item> {
-        let line = if self.past_first_line { line } else { line.trim_start_matches('\u{feff}') };
-        self.past_first_line = true;
         if line.is_empty() {
-            return self.take_message();
+            return self.data.take().map(Item::Message);
         }
         let (field, value) = line.split_once(':').unwrap_or((line, ""));
         let value = value.strip_prefix(' ').unwrap_or(value);
         match field {
-            "data" => {
-                if std::mem::replace(&mut self.has_data, true) {
-                    self.message.data.push('\n');
+            "data" => match &mut self.data {
+                Some(data) => {
+                    data.push('\n');
+                    data.push_str(value);
                 }
-                self.message.data.push_str(value);
+                None => self.data = Some(value.to_owned()),
+            },
+            // `parse` alone would take a sign as well.
+            "retry" if value.bytes().all(|byte| byte.is_ascii_digit()) => {
+                return value.parse().ok().map(Duration::from_millis).map(Item::Retry);
             }
-            "event" => value.clone_into(&mut self.message.kind),
-            "id" if !value.contains('\0') => value.clone_into(&mut self.message.id),
-            "retry" => {
-                let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
-                return digits
-                    .then(|| value.parse().ok())
-                    .flatten()
-                    .map(Duration::from_millis)
-                    .map(Item::Retry);
-            }
-            // A comment has an empty field; the rest is of a future that we do not know.
+            // A comment has an empty field.
             _ => {}
         }
         None
-    }
-
-    fn take_message(&mut self) -> Option<Item> {
-        let next = Message { id: self.message.id.clone(), ..Message::default() };
-        let message = std::mem::replace(&mut self.message, next);
-        std::mem::take(&mut self.has_data).then_some(Item::Message(message))
     }
 }
 
@@ -175,10 +150,9 @@ pub(super) enum Step {
 /// Follows a session's events over as many connections as it takes. [`EventReader::next`] may be dropped at any point.
 pub(super) struct EventReader<'a> {
     client: &'a Client,
-    session: String,
-    after: i64,
-    /// The last seq that was given out, once there is one.
-    last: Option<i64>,
+    session: &'a str,
+    /// The last seq that was given out, or that the reader began after.
+    last: i64,
     connection: Option<(Response, Parser)>,
     waiting: VecDeque<Event>,
     retry: Duration,
@@ -206,12 +180,11 @@ enum Received {
 
 impl<'a> EventReader<'a> {
     /// A reader of a session's events that come after a seq.
-    pub(super) fn new(client: &'a Client, session: &str, after: i64) -> Self {
+    pub(super) fn new(client: &'a Client, session: &'a str, after: i64) -> Self {
         Self {
             client,
-            session: session.to_owned(),
-            after,
-            last: None,
+            session,
+            last: after,
             connection: None,
             waiting: VecDeque::new(),
             retry: RETRY,
@@ -231,8 +204,8 @@ impl<'a> EventReader<'a> {
     pub(super) async fn next(&mut self) -> CliResult<Option<Step>> {
         loop {
             if let Some(event) = self.waiting.pop_front() {
-                if event.seq > self.last.unwrap_or(self.after) {
-                    self.last = Some(event.seq);
+                if event.seq > self.last {
+                    self.last = event.seq;
                     return Ok(Some(Step::Event(Box::new(event))));
                 }
                 continue;
@@ -257,10 +230,8 @@ impl<'a> EventReader<'a> {
             tokio::time::sleep(self.retry.max(self.client.backoff())).await;
             self.pause = false;
         }
-        let path = session_path(&self.session, &["events"]);
-        let query = [("after", self.after.to_string())];
-        let query = if self.last.is_some() { &[][..] } else { &query[..] };
-        match self.client.open_stream(&path, query, self.last).await {
+        let path = session_path(self.session, &["events"]);
+        match self.client.open_stream(&path, &[("after", self.last.to_string())]).await {
             Ok(response) if response.status().as_u16() == 204 => Ok(false),
             Ok(response) => {
                 self.failures = 0;
@@ -302,7 +273,7 @@ impl<'a> EventReader<'a> {
             match item {
                 Item::Retry(wait) => self.retry = wait.min(RETRY_MAX),
                 Item::Message(message) => {
-                    let event = Event::parse(&message.data).ok_or_else(|| {
+                    let event = Event::parse(&message).ok_or_else(|| {
                         CliError::Unexpected("the event stream holds something that is no event".to_owned())
                     })?;
                     self.outage = false;
@@ -333,20 +304,20 @@ mod tests {
     use super::super::stub::{Reply, Stub, event, frame};
     use super::*;
 
-    fn message(id: &str, kind: &str, data: &str) -> Item {
-        Item::Message(Message { id: id.into(), kind: kind.into(), data: data.into() })
+    fn message(data: &str) -> Item {
+        Item::Message(data.into())
     }
 
-    const STREAM: &str = "\u{feff}retry: 2000\n: keep-alive\n\nid: 1\nevent: text.delta\ndata: {\"a\":1}\n\n\
+    const STREAM: &str = "retry: 2000\n: keep-alive\n\nid: 1\nevent: text.delta\ndata: {\"a\":1}\n\n\
                           id: 2\r\ndata: über\r\ndata:  two\r\n\r\nid: 3\rdata\r\revent: empty\n\nfuture: x\ndata:x\n\ndata: cut";
 
     fn expected() -> Vec<Item> {
         vec![
             Item::Retry(Duration::from_secs(2)),
-            message("1", "text.delta", "{\"a\":1}"),
-            message("2", "", "über\n two"),
-            message("3", "", ""),
-            message("3", "", "x"),
+            message("{\"a\":1}"),
+            message("über\n two"),
+            message(""),
+            message("x"),
         ]
     }
 
@@ -368,7 +339,7 @@ mod tests {
     fn comments_and_bad_retries_say_nothing() {
         let mut parser = Parser::default();
         assert_eq!(parser.push(b": hello\n\n:\n\nretry: soon\nretry:\nretry: -1\nevent: x\n\n").unwrap(), []);
-        assert_eq!(parser.push(b"data: y\n\n").unwrap(), [message("", "", "y")]);
+        assert_eq!(parser.push(b"data: y\n\n").unwrap(), [message("y")]);
     }
 
     fn delta(seq: i64) -> Value {
@@ -407,9 +378,8 @@ mod tests {
         let (seqs, lost) = read_all(&stub.client(), 0).await.unwrap();
         assert_eq!((seqs, lost), (vec![1, 2, 3, 4, 5, 6], 2), "a stream that ends in order is not lost");
         let seen = stub.requests();
-        assert_eq!(seen[0].target, "/v1/sessions/ses_1/events?after=0");
-        let resumed: Vec<String> = seen.iter().map(|request| request.header("last-event-id")).collect();
-        assert_eq!(resumed, ["", "2", "3", "6"]);
+        let targets: Vec<&str> = seen.iter().map(|request| request.target.as_str()).collect();
+        assert_eq!(targets, [0, 2, 3, 6].map(|seq| format!("/v1/sessions/ses_1/events?after={seq}")));
         assert!(seen.iter().all(|request| request.header("accept") == "text/event-stream"));
     }
 

@@ -154,9 +154,12 @@ impl Terminal {
         Ok(self.err.to.flush()?)
     }
 
-    /// Shows a question on stderr and leaves the cursor behind it.
+    /// Shows a question on stderr and leaves the cursor behind it. What was typed before cannot have been meant for it.
     pub(super) fn question(&mut self, text: &str) -> CliResult<()> {
         self.end_line()?;
+        if let Some(person) = &mut self.person {
+            person.forget();
+        }
         let text = clean(text);
         write!(self.err.to, "{} ", Look::Bold.paint(&text, self.err.colours))?;
         Ok(self.err.to.flush()?)
@@ -265,8 +268,8 @@ impl Person {
         Self { wanted, lines, reading: false, flush }
     }
 
-    /// Throws away what was typed before the question was shown: it cannot have been meant for it.
-    pub(super) fn forget(&mut self) {
+    /// Throws away what was typed so far.
+    fn forget(&mut self) {
         (self.flush)();
         while self.lines.try_recv().is_ok() {
             self.reading = false;

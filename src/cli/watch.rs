@@ -288,9 +288,6 @@ impl<'a> Watch<'a> {
             return Ok(());
         }
         let Some((approval, now)) = self.unasked.pop_front() else { return Ok(()) };
-        if let Some(person) = &mut self.terminal.person {
-            person.forget();
-        }
         approvals::show(self.terminal, &approval, now)?;
         self.terminal.question(CHOICES)?;
         self.asked = Some(approval);

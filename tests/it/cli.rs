@@ -493,6 +493,9 @@ async fn doctor_finds_everything_in_order_or_what_is_broken() {
     };
     let keyless = house.ostler(&["doctor", "--json", "--key", "ostler_key_0_wrong"]).await.expect(1);
     assert_eq!(failed(&keyless.json()[0]), ["key"]);
+    std::fs::create_dir_all(house.home.path().join("closed/admin.key")).unwrap();
+    let closed = house.ostler(&["doctor", "--data-dir", "closed"]).await.expect(1);
+    assert!(closed.out.contains("(cannot read closed/admin.key: "), "{closed:?}");
     let nowhere = format!("http://127.0.0.1:{}", free_port());
     let dead = house.ostler(&["doctor", "--json", "--url", &nowhere]).await.expect(1);
     assert_eq!(failed(&dead.json()[0]), ["alive"]);

@@ -83,7 +83,7 @@ async fn a_turn_is_watched_over_a_cut_and_each_event_is_shown_once() {
     // The line is open where the connection is lost, so that the note stands on its own.
     assert_eq!(out.text(), "3 4 5 \n6 7 8 \n");
     assert_eq!(err.text(), "connection lost; reconnecting\nturn completed (end_turn) · 7.0 s\n");
-    assert_eq!(stub.requests()[1].header("last-event-id"), "5");
+    assert_eq!(stub.lines()[1], "GET /v1/sessions/ses_1/events?after=5");
 }
 
 #[tokio::test]
