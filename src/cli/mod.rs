@@ -45,7 +45,7 @@ pub struct ClientArgs {
     )]
     pub url: String,
 
-    /// API key; better in OSTLER_KEY, as the process list shows arguments [default: what <data dir>/admin.key holds, for a service on this machine only]
+    /// API key; better in OSTLER_KEY, as the process list shows arguments [default: what DATA_DIR/admin.key holds, for a service on this machine only]
     #[arg(
         long,
         env = "OSTLER_KEY",

@@ -88,16 +88,25 @@ impl Service {
         let effect = Effect { session: &view, turn: turn.as_ref(), approval: None };
         change.once = once.map(|once| once.row(&effect, at));
         fault::point("create.before");
-        match self.store.commit(change).await? {
-            Commit::Done => fault::point("create.committed"),
-            Commit::RunExists => return Err(ServiceError::RunExists),
-            Commit::Repeated => return Err(ServiceError::IdempotencyInProgress),
-            Commit::Stale => return Err(ServiceError::Bug("a new session was stale".to_owned())),
+        if let Err(error) = self.commit_new(change).await {
+            // Nothing was made; so no directory is left either.
+            workspace::erase(&self.options, &view.session, true).await;
+            return Err(error);
         }
+        fault::point("create.committed");
         if turn.is_some() {
             self.ensure_driver(key);
         }
         Ok(view)
+    }
+
+    async fn commit_new(&self, change: Change) -> ServiceResult<()> {
+        match self.store.commit(change).await? {
+            Commit::Done => Ok(()),
+            Commit::RunExists => Err(ServiceError::RunExists),
+            Commit::Repeated => Err(ServiceError::IdempotencyInProgress),
+            Commit::Stale => Err(ServiceError::Bug("a new session was stale".to_owned())),
+        }
     }
 
     /// The session's row and its first turn, or everything that is wrong with the input.

@@ -15,8 +15,8 @@ use crate::domain::turn::TurnEnd;
 use crate::ids::SessionKey;
 use crate::store::{Change, HeldSession};
 
-/// Sessions that one pass looks at; the next pass takes the rest.
-const PASS: i64 = 1000;
+/// Sessions that one pass takes care of, beside those that are live here; the next pass takes the rest.
+const PASS: usize = 1000;
 /// Events of a turn that are enough to see whether its harness put anything out: it begins with two of ours, or four where the
 /// conversation was taken up for it.
 const FIRST_EVENTS: i64 = 8;
@@ -26,7 +26,8 @@ impl Service {
     /// the others waiting; the next pass tries it again.
     pub(super) async fn recover_all(self: &Arc<Self>) -> ServiceResult<usize> {
         let mut recovered = 0;
-        for held in self.store.list_held(PASS).await? {
+        let limit = i64::try_from(self.live.count() + PASS).unwrap_or(i64::MAX);
+        for held in self.store.list_held(limit).await? {
             if self.live.get(held.key).is_some() {
                 continue;
             }

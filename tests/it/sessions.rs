@@ -72,8 +72,8 @@ async fn rows_7_and_8_a_list_is_filtered_before_it_is_cut_and_goes_on_page_by_pa
     assert_eq!(seen, all);
     assert_eq!(api.get("/v1/sessions?limit=0").await.expect(200)["data"].as_array().unwrap().len(), 1);
     let filtered = async |query: &str| ids(&api.get(&format!("/v1/sessions?{query}")).await.expect(200));
-    assert_eq!(filtered("status=awaiting_approval").await, [waiting.clone()]);
-    assert_eq!(filtered("needs_approval=true").await, [waiting.clone()]);
+    assert_eq!(filtered("status=awaiting_approval").await, vec![waiting.clone()]);
+    assert_eq!(filtered("needs_approval=true").await, vec![waiting.clone()]);
     assert_eq!(filtered("needs_approval=false&limit=200").await.len(), 7);
     assert_eq!(filtered("thread_id=t-1").await.len(), 3);
     assert_eq!(filtered("harness=codex").await, Vec::<String>::new());
