@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::scope::named_values;
-use super::turn::Ordinal;
+use super::turn::{Ordinal, TurnRef};
 use crate::clock::Timestamp;
 use crate::ids::{ApprovalId, SessionId, TurnId};
 
@@ -203,6 +203,35 @@ pub struct Approval {
 }
 
 impl Approval {
+    /// A question of a session's turn that waits for ever.
+    pub fn asked(session_id: SessionId, turn: &TurnRef, tool: &str, input: Value, at: Timestamp) -> Self {
+        Self {
+            id: ApprovalId::mint(),
+            native_id: String::new(),
+            session_id,
+            run_id: String::new(),
+            turn_id: turn.id.clone(),
+            turn: turn.ordinal,
+            tool: tool.to_owned(),
+            title: tool.to_owned(),
+            kind: "other".to_owned(),
+            input_digest: input_digest(tool, &input),
+            input,
+            options: Vec::new(),
+            status: ApprovalStatus::Pending,
+            decision: None,
+            option_id: None,
+            reason: None,
+            edited_input: None,
+            decided_by: None,
+            requested_at: at,
+            expires_at: None,
+            decided_at: None,
+            dispatched_at: None,
+            delivered_at: None,
+        }
+    }
+
     /// The answer that the harness is still owed: none while it is pending, closed, or on its way.
     pub fn owed_answer(&self) -> Option<Decision> {
         if self.dispatched_at.is_some() {

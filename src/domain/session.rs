@@ -11,7 +11,7 @@ use super::limits::{Limits, RESOLVED_IDS_SHOWN};
 use super::scope::named_values;
 use super::turn::{Failure, Ordinal, Turn, Usage};
 use crate::clock::Timestamp;
-use crate::ids::{ApprovalId, ReplicaId, SessionId, SessionKey};
+use crate::ids::{ApprovalId, ReplicaId, SessionId, SessionKey, mint_run_id};
 
 /// Why a session was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -286,6 +286,44 @@ pub struct Session {
 }
 
 impl Session {
+    /// A session of that tenant that has done nothing yet, with the defaults of all that its caller may choose.
+    pub fn new(key: SessionKey, org_id: String, owner_id: String, harness: String, at: Timestamp) -> Self {
+        Self {
+            key,
+            id: SessionId::mint(),
+            run_id: mint_run_id(),
+            thread_id: None,
+            org_id,
+            owner_id,
+            title: Self::default_title(None, &harness),
+            harness,
+            metadata: BTreeMap::new(),
+            instructions: None,
+            permission_mode: PermissionMode::default(),
+            workspace: String::new(),
+            limits: Limits::default(),
+            settings: Value::Object(serde_json::Map::new()),
+            state: SessionState::Idle,
+            wish: None,
+            turn: None,
+            turn_count: 0,
+            queued_turns: 0,
+            pending_approval: None,
+            pending_approval_count: 0,
+            resolved_approval_ids: Vec::new(),
+            native_id: None,
+            started: false,
+            has_resume_state: false,
+            usage: Usage::NONE,
+            last_event_seq: 0,
+            holder: None,
+            version: 1,
+            created_at: at,
+            updated_at: at,
+            last_active_at: at,
+        }
+    }
+
     /// Whether a prompt can be taken: the harness runs, can be brought back, or never started.
     pub fn is_resumable(&self, live: bool, harness_resumes: bool) -> bool {
         if matches!(self.state, SessionState::Destroyed { .. }) {

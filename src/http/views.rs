@@ -348,96 +348,34 @@ pub fn event_text(session: &Session, event: &Event) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::domain::approval::{Approval, ApprovalStatus, Decision, PermissionMode};
-    use crate::domain::limits::Limits;
-    use crate::domain::turn::{Ordinal, TurnStatus};
-    use crate::ids::{ApprovalId, SessionId, SessionKey, TurnId};
+    use crate::domain::approval::{Approval, ApprovalStatus, Decision};
+    use crate::domain::turn::Ordinal;
+    use crate::ids::{SessionId, SessionKey};
     use serde_json::json;
     use utoipa::PartialSchema;
 
     /// A session that never did anything.
     pub(in crate::http) fn session() -> Session {
         Session {
-            key: SessionKey(1),
-            id: SessionId::mint(),
             run_id: "run \"1\"\n".into(),
-            thread_id: None,
-            org_id: "acme".into(),
-            owner_id: "alice".into(),
-            harness: "demo".into(),
-            title: "t".into(),
-            metadata: BTreeMap::new(),
-            instructions: None,
-            permission_mode: PermissionMode::Ask,
-            workspace: "/w".into(),
-            limits: Limits::default(),
-            settings: json!({}),
-            state: SessionState::Idle,
-            wish: None,
-            turn: None,
-            turn_count: 0,
-            queued_turns: 0,
-            pending_approval: None,
-            pending_approval_count: 0,
-            resolved_approval_ids: vec![],
-            native_id: None,
-            started: false,
             has_resume_state: true,
             usage: Usage { input_tokens: 2, output_tokens: 3, complete: true },
             last_event_seq: 1,
-            holder: None,
-            version: 1,
-            created_at: Timestamp(0),
-            updated_at: Timestamp(0),
-            last_active_at: Timestamp(0),
+            ..Session::new(SessionKey(1), "acme".into(), "alice".into(), "demo".into(), Timestamp(0))
         }
     }
 
     /// A turn that waits.
     pub(in crate::http) fn turn() -> Turn {
-        Turn {
-            id: TurnId::mint(),
-            ordinal: Ordinal(1),
-            prompt: Prompt::Text("hi".into()),
-            status: TurnStatus::Queued,
-            stop_reason: None,
-            text: None,
-            error: None,
-            usage: Usage::NONE,
-            rehydrated: false,
-            metadata: BTreeMap::new(),
-            traceparent: None,
-            created_at: Timestamp(0),
-            started_at: None,
-            ended_at: None,
-        }
+        Turn::queued(Ordinal(1), Prompt::Text("hi".into()), Timestamp(0))
     }
 
     fn approval() -> Approval {
         Approval {
-            id: ApprovalId::mint(),
-            native_id: "native".into(),
-            session_id: SessionId::mint(),
-            run_id: "r".into(),
-            turn_id: TurnId::mint(),
-            turn: Ordinal(1),
-            tool: "bash".into(),
-            title: "Run".into(),
-            kind: "execute".into(),
-            input: json!({}),
-            input_digest: "sha256:00".into(),
-            options: vec![],
             status: ApprovalStatus::Approved,
             decision: Some(Decision::Approve),
-            option_id: None,
-            reason: None,
             edited_input: Some(json!({})),
-            decided_by: None,
-            requested_at: Timestamp(0),
-            expires_at: None,
-            decided_at: None,
-            dispatched_at: None,
-            delivered_at: None,
+            ..Approval::asked(SessionId::mint(), &turn().reference(), "bash", json!({}), Timestamp(0))
         }
     }
 

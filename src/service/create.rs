@@ -12,7 +12,7 @@ use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::limits::{Limits, NAME_MAX_CHARS, is_name, metadata_complaint};
 use crate::domain::scope::Principal;
 use crate::domain::session::{Session, SessionState, Transition};
-use crate::domain::turn::{Ordinal, Prompt, Turn, Usage};
+use crate::domain::turn::{Ordinal, Prompt, Turn};
 use crate::harness::Harness;
 use crate::ids::{SessionId, SessionKey, mint_run_id};
 use crate::store::{Change, Commit, TurnWrite};
@@ -157,15 +157,12 @@ impl Service {
             Some(turn) => SessionState::Idle.apply(Transition::Queue { turn: turn.ordinal })?,
             None => SessionState::Idle,
         };
+        let key = SessionKey::mint().map_err(|error| ServiceError::Bug(error.to_string()))?;
         let session = Session {
-            key: SessionKey::mint().map_err(|error| ServiceError::Bug(error.to_string()))?,
             id,
             run_id: input.run_id.unwrap_or_else(mint_run_id),
             thread_id: input.thread_id,
-            org_id: org,
-            owner_id: owner,
             title: input.title.unwrap_or_else(|| Session::default_title(prompt.as_ref(), &input.harness)),
-            harness: input.harness,
             metadata: input.metadata,
             instructions: input.instructions,
             permission_mode: input.permission_mode,
@@ -173,23 +170,10 @@ impl Service {
             limits: input.limits,
             settings,
             state,
-            wish: None,
             turn_count: i64::from(turn.is_some()),
             last_event_seq: 1 + i64::from(turn.is_some()),
             turn: turn.clone(),
-            queued_turns: 0,
-            pending_approval: None,
-            pending_approval_count: 0,
-            resolved_approval_ids: Vec::new(),
-            native_id: None,
-            started: false,
-            has_resume_state: false,
-            usage: Usage::NONE,
-            holder: None,
-            version: 1,
-            created_at: at,
-            updated_at: at,
-            last_active_at: at,
+            ..Session::new(key, org, owner, input.harness, at)
         };
         Ok((session, turn))
     }

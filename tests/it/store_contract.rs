@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use ostler::clock::Timestamp;
-use ostler::domain::approval::PermissionMode;
 use ostler::domain::event::{EventBody, NewEvent, Output};
-use ostler::domain::limits::Limits;
 use ostler::domain::scope::{Role, Scope, permissions_of};
 use ostler::domain::session::{Session, SessionState, StopCause, Transition};
-use ostler::domain::turn::{Failure, Ordinal, Prompt, Turn, TurnStatus, Usage};
-use ostler::ids::{KeyId, ReplicaId, SessionId, SessionKey, mint_run_id};
+use ostler::domain::turn::{Failure, Ordinal, Prompt, Turn, TurnStatus};
+use ostler::ids::{KeyId, ReplicaId, SessionKey};
 use ostler::store::{
     ApiKey, Change, Commit, OnceAnswer, OnceRow, OpenError, PageRequest, Seal, SessionFilter, SessionRef,
     SqlStore, Sqlite, Store, StoreError, StoreOptions, TurnSet, TurnWrite,
@@ -49,40 +47,7 @@ impl Fixture {
 }
 
 fn session(org: &str, owner: &str) -> Session {
-    Session {
-        key: SessionKey::mint().unwrap(),
-        id: SessionId::mint(),
-        run_id: mint_run_id(),
-        thread_id: None,
-        org_id: org.into(),
-        owner_id: owner.into(),
-        harness: "demo".into(),
-        title: "t".into(),
-        metadata: Default::default(),
-        instructions: None,
-        permission_mode: PermissionMode::Ask,
-        workspace: "/w".into(),
-        limits: Limits::default(),
-        settings: json!({}),
-        state: SessionState::Idle,
-        wish: None,
-        turn: None,
-        turn_count: 0,
-        queued_turns: 0,
-        pending_approval: None,
-        pending_approval_count: 0,
-        resolved_approval_ids: vec![],
-        native_id: None,
-        started: false,
-        has_resume_state: false,
-        usage: Usage::NONE,
-        last_event_seq: 0,
-        holder: None,
-        version: 1,
-        created_at: AT,
-        updated_at: AT,
-        last_active_at: AT,
-    }
+    Session::new(SessionKey::mint().unwrap(), org.into(), owner.into(), "demo".into(), AT)
 }
 
 fn turn(ordinal: i64) -> Turn {

@@ -7,31 +7,11 @@ fn option(id: &str, kind: OptionKind) -> ApprovalOption {
 }
 
 fn pending() -> Approval {
-    let input = json!({"command": "cargo test"});
+    let turn = TurnRef { ordinal: Ordinal(1), id: TurnId::mint() };
     Approval {
-        id: ApprovalId::mint(),
-        native_id: "n1".into(),
-        session_id: SessionId::mint(),
-        run_id: "run".into(),
-        turn_id: TurnId::mint(),
-        turn: Ordinal(1),
-        tool: "bash".into(),
-        title: "Run: cargo test".into(),
-        kind: "execute".into(),
-        input_digest: input_digest("bash", &input),
-        input,
         options: vec![option("a1", OptionKind::AllowOnce), option("r1", OptionKind::RejectOnce)],
-        status: ApprovalStatus::Pending,
-        decision: None,
-        option_id: None,
-        reason: None,
-        edited_input: None,
-        decided_by: None,
-        requested_at: Timestamp(0),
         expires_at: Some(Timestamp(1000)),
-        decided_at: None,
-        dispatched_at: None,
-        delivered_at: None,
+        ..Approval::asked(SessionId::mint(), &turn, "bash", json!({"command": "cargo test"}), Timestamp(0))
     }
 }
 

@@ -3,8 +3,8 @@ use serde_json::Value;
 use super::*;
 use crate::clock::Timestamp;
 use crate::domain::session::StopCause;
-use crate::domain::turn::Ordinal;
-use crate::ids::{ApprovalId, SessionId, TurnId};
+use crate::domain::turn::{Ordinal, TurnRef};
+use crate::ids::{SessionId, TurnId};
 
 const RUNNING: SessionState = SessionState::Running { turn: Ordinal(1) };
 const AWAITING: SessionState = SessionState::AwaitingApproval { turn: Ordinal(1) };
@@ -12,30 +12,11 @@ const LOST: RecoveryPlan = RecoveryPlan::End(TurnEnd::Interrupted { delivery_kno
 const BROKEN_OFF: RecoveryPlan = RecoveryPlan::End(TurnEnd::Interrupted { delivery_known: true });
 
 fn approval(status: ApprovalStatus, dispatched: bool) -> Approval {
+    let turn = TurnRef { ordinal: Ordinal(1), id: TurnId::mint() };
     Approval {
-        id: ApprovalId::mint(),
-        native_id: "q1".into(),
-        session_id: SessionId::mint(),
-        run_id: "run".into(),
-        turn_id: TurnId::mint(),
-        turn: Ordinal(1),
-        tool: "bash".into(),
-        title: String::new(),
-        kind: "execute".into(),
-        input: Value::Null,
-        input_digest: String::new(),
-        options: vec![],
         status,
-        decision: None,
-        option_id: None,
-        reason: None,
-        edited_input: None,
-        decided_by: None,
-        requested_at: Timestamp(0),
-        expires_at: None,
-        decided_at: None,
         dispatched_at: dispatched.then_some(Timestamp(1)),
-        delivered_at: None,
+        ..Approval::asked(SessionId::mint(), &turn, "bash", Value::Null, Timestamp(0))
     }
 }
 

@@ -1,13 +1,13 @@
 //! Questions of the harness: stored and shown, withdrawn, answered once.
 
 use super::Driver;
-use crate::domain::approval::{Approval, ApprovalStatus, Decision, input_digest};
+use crate::domain::approval::{Approval, ApprovalStatus, Decision};
 use crate::domain::event::{EventBody, NewEvent, Output};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, Transition, pending_of};
 use crate::domain::turn::{TurnEnd, TurnRef, TurnStatus};
 use crate::harness::{Answer, ApprovalRequest};
-use crate::ids::{ApprovalId, TurnId};
+use crate::ids::TurnId;
 use crate::service::decide::answer;
 use crate::service::rows::Rows;
 use crate::service::{Counters, ServiceError, ServiceResult, fault};
@@ -173,29 +173,13 @@ impl Driver {
 fn question(request: &ApprovalRequest, session: &Session, turn: &TurnRef, change: &Change) -> Approval {
     let at = change.set.at;
     Approval {
-        id: ApprovalId::mint(),
         native_id: request.native_id.clone(),
-        session_id: session.id.clone(),
         run_id: session.run_id.clone(),
-        turn_id: turn.id.clone(),
-        turn: turn.ordinal,
-        tool: request.tool.clone(),
         title: request.title.clone(),
         kind: request.kind.clone(),
-        input_digest: input_digest(&request.tool, &request.input),
-        input: request.input.clone(),
         options: request.options.clone(),
-        status: ApprovalStatus::Pending,
-        decision: None,
-        option_id: None,
-        reason: None,
-        edited_input: None,
-        decided_by: None,
-        requested_at: at,
         expires_at: session.limits.approval().map(|wait| at.plus(wait)),
-        decided_at: None,
-        dispatched_at: None,
-        delivered_at: None,
+        ..Approval::asked(session.id.clone(), turn, &request.tool, request.input.clone(), at)
     }
 }
 

@@ -1,14 +1,10 @@
-use std::collections::BTreeMap;
-
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::*;
 use crate::clock::Timestamp;
-use crate::domain::approval::PermissionMode;
-use crate::domain::limits::Limits;
 use crate::domain::session::SessionState;
-use crate::domain::turn::{Prompt, Turn, Usage};
-use crate::ids::{ApprovalId, SessionId, SessionKey};
+use crate::domain::turn::{Prompt, Turn, TurnRef};
+use crate::ids::{SessionId, SessionKey, TurnId};
 
 const AT: Timestamp = Timestamp(0);
 const ONE: Ordinal = Ordinal(1);
@@ -18,40 +14,7 @@ fn turn(status: TurnStatus) -> Turn {
 }
 
 fn session(state: SessionState, turn: Option<Turn>, wish: Option<Wish>) -> Session {
-    Session {
-        key: SessionKey(1),
-        id: SessionId::mint(),
-        run_id: "run".into(),
-        thread_id: None,
-        org_id: "o".into(),
-        owner_id: "w".into(),
-        harness: "demo".into(),
-        title: String::new(),
-        metadata: BTreeMap::new(),
-        instructions: None,
-        permission_mode: PermissionMode::Ask,
-        workspace: String::new(),
-        limits: Limits::default(),
-        settings: json!({}),
-        state,
-        wish,
-        turn,
-        turn_count: 1,
-        queued_turns: 0,
-        pending_approval: None,
-        pending_approval_count: 0,
-        resolved_approval_ids: vec![],
-        native_id: None,
-        started: true,
-        has_resume_state: true,
-        usage: Usage::NONE,
-        last_event_seq: 0,
-        holder: None,
-        version: 1,
-        created_at: AT,
-        updated_at: AT,
-        last_active_at: AT,
-    }
+    Session { state, turn, wish, ..Session::new(SessionKey(1), "o".into(), "w".into(), "demo".into(), AT) }
 }
 
 fn busy(status: TurnStatus, wish: Option<Wish>) -> Session {
@@ -59,31 +22,8 @@ fn busy(status: TurnStatus, wish: Option<Wish>) -> Session {
 }
 
 fn approval(turn: Ordinal, status: ApprovalStatus) -> Approval {
-    Approval {
-        id: ApprovalId::mint(),
-        native_id: "q1".into(),
-        session_id: SessionId::mint(),
-        run_id: "run".into(),
-        turn_id: crate::ids::TurnId::mint(),
-        turn,
-        tool: "t".into(),
-        title: String::new(),
-        kind: "other".into(),
-        input: Value::Null,
-        input_digest: String::new(),
-        options: vec![],
-        status,
-        decision: None,
-        option_id: None,
-        reason: None,
-        edited_input: None,
-        decided_by: None,
-        requested_at: AT,
-        expires_at: None,
-        decided_at: None,
-        dispatched_at: None,
-        delivered_at: None,
-    }
+    let turn = TurnRef { ordinal: turn, id: TurnId::mint() };
+    Approval { status, ..Approval::asked(SessionId::mint(), &turn, "t", Value::Null, AT) }
 }
 
 fn working() -> Posture {
