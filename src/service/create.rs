@@ -94,6 +94,7 @@ impl Service {
             return Err(error);
         }
         fault::point("create.committed");
+        tracing::info!(session = %view.session.id, harness = view.session.harness, "session created");
         if turn.is_some() {
             self.ensure_driver(key);
         }

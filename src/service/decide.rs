@@ -86,6 +86,7 @@ impl Service {
         })
         .await?;
         fault::point("decide.committed");
+        tracing::info!(session = %decided.session_id, approval = %decided.id, status = %decided.status, "approval decided");
         Counters::add(&self.counters.approvals_decided);
         self.ensure_driver(key);
         Ok(Decided { approval: decided, idempotent: false })

@@ -37,6 +37,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 pub use self::cancel::Wished;
 pub use self::create::CreateSession;
@@ -208,7 +209,7 @@ impl Service {
         self: &Arc<Self>,
         work: impl Future<Output = ServiceResult<T>> + Send + 'static,
     ) -> ServiceResult<T> {
-        match self.tasks.spawn(work).await {
+        match self.tasks.spawn(work.in_current_span()).await {
             Ok(result) => result,
             Err(panicked) => Err(ServiceError::Bug(panicked.to_string())),
         }

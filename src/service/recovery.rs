@@ -36,7 +36,7 @@ impl Service {
                 Ok(false) => {}
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::error!(session_key = %held.key, error, "a session cannot be recovered");
+                    tracing::error!(session = held.id.as_str(), error, "a session cannot be recovered");
                 }
             }
         }

@@ -136,6 +136,8 @@ pub struct EventPage {
 pub struct HeldSession {
     /// The session.
     pub key: SessionKey,
+    /// Its id, for the log.
+    pub id: SessionId,
     /// Who holds it.
     pub holder: Option<ReplicaId>,
 }

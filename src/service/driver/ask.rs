@@ -73,7 +73,7 @@ impl Driver {
             edited_input: None,
         };
         if let Err(failure) = self.ask_harness(|harness| harness.answer(no)).await {
-            tracing::warn!(session_key = %self.live.key, code = failure.code, "a harness did not take a refusal");
+            tracing::warn!(code = failure.code, "a harness did not take a refusal");
         }
         Ok(())
     }
@@ -128,7 +128,7 @@ impl Driver {
                 self.go_on_unless_waiting().await
             }
             Err(failure) => {
-                tracing::warn!(session_key = %self.live.key, code = failure.code, "a harness did not take a decision");
+                tracing::warn!(code = failure.code, "a harness did not take a decision");
                 self.stop_harness().await;
                 self.end_turn(TurnEnd::Interrupted { delivery_known: false }).await
             }

@@ -45,6 +45,7 @@ impl Driver {
         if had_turn == Some(true) {
             service.count_turn(&TurnEnd::Cancelled);
         }
+        tracing::info!(%wish, "session let go as wished");
         service.live.let_go(&self.live);
         Ok(())
     }
@@ -85,7 +86,7 @@ impl Driver {
         match self.ask_harness(|harness| harness.detach()).await {
             Ok(state) => self.unsaved = Some(state),
             Err(failure) => {
-                tracing::warn!(session_key = %self.live.key, code = failure.code, "a harness gave no state when it was put away");
+                tracing::warn!(code = failure.code, "a harness gave no state when it was put away");
             }
         }
     }
@@ -113,6 +114,7 @@ impl Driver {
         if at_rest != Some(true) {
             return Ok(false);
         }
+        tracing::info!(%cause, "session put away");
         service.live.let_go(&self.live);
         Ok(true)
     }

@@ -120,7 +120,11 @@ impl Driver {
         match started {
             Ok(started) => self.welcome(session, started).await.map(Some),
             Err(error) => {
-                tracing::warn!(session = %session.id, harness = session.harness, code = error.failure().code, "a harness did not start");
+                tracing::warn!(
+                    harness = session.harness,
+                    code = error.failure().code,
+                    "a harness did not start"
+                );
                 self.end_turn(TurnEnd::Failed(error.failure().clone())).await?;
                 Ok(None)
             }

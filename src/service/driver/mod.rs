@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::Value;
+use tracing::{Instrument, field};
 
 use self::harness::RunningHarness;
 use self::review::{Posture, Step, next_step};
@@ -55,7 +56,9 @@ impl Service {
         match self.live.take(key) {
             Some(live) => {
                 let this = Arc::clone(self);
-                self.tasks.spawn(async move { this.drive(live).await });
+                // The driver outlives the request that woke it; its log lines go by the session alone.
+                let span = tracing::info_span!(parent: None, "driver", session = field::Empty);
+                self.tasks.spawn(async move { this.drive(live).await }.instrument(span));
             }
             None => {
                 if let Some(live) = self.live.get(key) {
@@ -73,9 +76,9 @@ impl Service {
         match driven {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::error!(session_key = %key, error = &error as &dyn std::error::Error, "a driver gave up")
+                tracing::error!(error = &error as &dyn std::error::Error, "a driver gave up")
             }
-            Err(_) => tracing::error!(session_key = %key, "a driver panicked"),
+            Err(_) => tracing::error!("a driver panicked"),
         }
         // A driver that ended as it should has let go already. One that did not leaves its lease to recovery.
         if self.live.get(key).is_some_and(|other| Arc::ptr_eq(&other, &live)) {
@@ -103,6 +106,8 @@ impl Driver {
             state_refused: false,
             closing_until: None,
         };
+        let session = driver.read().await?.session.id;
+        tracing::Span::current().record("session", session.as_str());
         let ended = driver.run().await;
         // Whatever ended it, nothing of the harness is left when this returns.
         driver.stop_harness().await;
@@ -189,7 +194,7 @@ impl Driver {
     async fn after_append(&mut self, stored: Result<(), StoreError>) -> ServiceResult<()> {
         match stored {
             Err(StoreError::Unavailable(error)) => {
-                tracing::warn!(session_key = %self.live.key, %error, "events cannot be stored; trying again");
+                tracing::warn!(%error, "events cannot be stored; trying again");
                 self.settle_outbox().await
             }
             stored => Ok(stored?),
@@ -275,7 +280,7 @@ impl Driver {
                 }
                 Err(StoreError::Seal(error)) => {
                     // The change is made without it: an older state, or none, is what the next process starts from.
-                    tracing::error!(session_key = %self.live.key, %error, "the resume state cannot be kept");
+                    tracing::error!(%error, "the resume state cannot be kept");
                     self.outbox.put_back(before);
                     self.unsaved = None;
                     self.state_refused = true;

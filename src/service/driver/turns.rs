@@ -89,7 +89,7 @@ impl Driver {
             work.ending = Some(Ending { end, until });
         }
         if let Err(failure) = self.ask_harness(|harness| harness.cancel()).await {
-            tracing::warn!(session_key = %self.live.key, code = failure.code, "a harness could not be told to cancel");
+            tracing::warn!(code = failure.code, "a harness could not be told to cancel");
             return self.kill_turn().await;
         }
         Ok(())
@@ -171,7 +171,7 @@ impl Driver {
         self.state_refused = false;
         self.save_state().await?;
         if !self.state_refused && durable.send(()).is_err() {
-            tracing::debug!(session_key = %self.live.key, "a harness did not wait for its state to be stored");
+            tracing::debug!("a harness did not wait for its state to be stored");
         }
         Ok(())
     }
@@ -182,7 +182,7 @@ impl Driver {
 
     async fn turn_ended(&mut self, outcome: TurnOutcome) -> ServiceResult<()> {
         let Some(work) = &self.work else {
-            tracing::debug!(session_key = %self.live.key, "the end of a turn that nobody waits for");
+            tracing::debug!("the end of a turn that nobody waits for");
             return Ok(());
         };
         let asked = work.ending.as_ref().map(|ending| ending.end.clone());
@@ -255,6 +255,7 @@ impl Driver {
             })
             .await?;
         if ended.is_some() {
+            tracing::info!(status = %end.status(), "turn ended");
             self.service.count_turn(&end);
         }
         self.live.rests_since(self.now());

@@ -6,7 +6,7 @@ use super::rows::Reader;
 use super::{Expect, Step, Write, Written};
 use crate::clock::Timestamp;
 use crate::domain::lease::Lease;
-use crate::ids::{ReplicaId, SessionKey};
+use crate::ids::{ReplicaId, SessionId, SessionKey};
 use crate::store::{Commit, Result};
 
 /// Compare and set: whoever changes the row is the holder, and the epoch has risen.
@@ -52,9 +52,9 @@ pub(super) fn read_claim(
 /// Two questions, each with its own index: who is held, and who runs without a holder.
 pub(super) fn list_held(limit: i64) -> Statement {
     Statement::new(
-        "SELECT session_key, lease_holder FROM agent_harness_sessions WHERE lease_holder IS NOT NULL
+        "SELECT session_key, id, lease_holder FROM agent_harness_sessions WHERE lease_holder IS NOT NULL
          UNION ALL
-         SELECT session_key, lease_holder FROM agent_harness_sessions
+         SELECT session_key, id, lease_holder FROM agent_harness_sessions
             WHERE status IN ('running', 'awaiting_approval', 'errored') AND status = 'running' AND lease_holder IS NULL
          LIMIT $1",
     )
@@ -65,7 +65,11 @@ pub(super) fn read_held(records: Vec<Record>) -> Result<Vec<HeldSession>> {
     let read = |record| {
         let row = Reader::new(record, "agent_harness_sessions", "session_key");
         let holder = row.opt_text("lease_holder")?.map(ReplicaId::from_row);
-        Ok(HeldSession { key: SessionKey(row.int("session_key")?), holder })
+        Ok(HeldSession {
+            key: SessionKey(row.int("session_key")?),
+            id: SessionId::from_row(row.text("id")?),
+            holder,
+        })
     };
     records.into_iter().map(read).collect()
 }
