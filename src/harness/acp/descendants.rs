@@ -9,8 +9,6 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::ids::SessionId;
-
 /// The variable that marks an agent's processes; its value is new for each start.
 pub(super) const TAG: &str = "OSTLER_AGENT";
 
@@ -56,14 +54,6 @@ pub(super) fn find(agent: Pid, tag: &str) -> Vec<Found> {
     ours.into_iter().filter_map(|pid| Some(Found { pid, started: table.get(&pid)?.started })).collect()
 }
 
-/// All that runs of any agent of a session, its leftovers from a service that was killed included. The tag of an agent begins
-/// with the id of its session.
-pub(super) fn of_session(session: &SessionId) -> HashSet<Found> {
-    let mark = format!("{TAG}={session}/");
-    let marked = pids().into_iter().filter(|pid| has_entry(*pid, |entry| entry.starts_with(mark.as_bytes())));
-    marked.filter_map(|pid| Some(Found { pid, started: stat(pid)?.started })).collect()
-}
-
 /// Kills those that still run, and tells how many they were.
 pub(super) fn kill(found: &HashSet<Found>) -> usize {
     let lives = |process: &&Found| {
@@ -96,12 +86,9 @@ fn stat(pid: i32) -> Option<Stat> {
 }
 
 fn is_marked(pid: i32, mark: &[u8]) -> bool {
-    has_entry(pid, |entry| entry == mark)
-}
-
-fn has_entry(pid: i32, wanted: impl Fn(&[u8]) -> bool) -> bool {
     // Unreadable for processes of others, which are not ours then.
-    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environ| environ.split(|byte| *byte == 0).any(wanted))
+    fs::read(format!("/proc/{pid}/environ"))
+        .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == mark))
 }
 
 #[cfg(test)]
@@ -121,22 +108,5 @@ mod tests {
     fn a_process_with_another_start_time_is_left_alone() {
         let me = std::process::id().cast_signed();
         assert_eq!(kill(&HashSet::from([Found { pid: me, started: 1 }])), 0);
-    }
-
-    #[test]
-    fn what_an_earlier_service_left_of_a_session_is_found_by_its_tag_and_ended() {
-        let (session, other) = (SessionId::mint(), SessionId::mint());
-        let leave = |session: &SessionId| {
-            let mut command = std::process::Command::new("sleep");
-            command.arg("600").env(TAG, format!("{session}/1.1")).spawn().unwrap()
-        };
-        let (mut left, mut others) = (leave(&session), leave(&other));
-        let found = of_session(&session);
-        assert_eq!(found.iter().map(|found| found.pid).collect::<Vec<_>>(), [left.id().cast_signed()]);
-        assert_eq!(kill(&found), 1);
-        assert!(!left.wait().unwrap().success());
-        assert!(others.try_wait().unwrap().is_none(), "another session's agent is left alone");
-        others.kill().unwrap();
-        others.wait().unwrap();
     }
 }

@@ -41,7 +41,6 @@ use self::process::Process;
 use self::session::AcpSession;
 use super::{ApprovalRecovery, Availability, Capabilities, Harness, StartError, StartOptions, Started};
 use crate::domain::turn::Failure;
-use crate::ids::SessionId;
 
 /// An ACP agent.
 #[derive(Debug)]
@@ -137,7 +136,6 @@ impl Harness for AcpHarness {
         let text = |path: &Path| path.to_str().map(str::to_owned).ok_or_else(not_text);
         let (state_dir, workspace) = (text(&options.state_dir)?, text(&options.workspace)?);
         let places = Places { state_dir: &state_dir, workspace: &workspace };
-        end_leftovers(&options.session_id).await;
         let (process, pipes) = self.spawn(&options, places)?;
         let terms = Terms {
             name: self.shown_name(),
@@ -163,22 +161,6 @@ impl Harness for AcpHarness {
         };
         link.abandon().await;
         Err(StartError::Failed(failure))
-    }
-}
-
-/// Ends what a killed service left running of this session: two agents on one conversation would fork its history.
-async fn end_leftovers(session: &SessionId) {
-    let session = session.clone();
-    let ended = tokio::task::spawn_blocking(move || {
-        let left = descendants::of_session(&session);
-        (descendants::kill(&left), session)
-    });
-    match ended.await {
-        Ok((0, _)) => {}
-        Ok((ended, session)) => {
-            tracing::warn!(%session, ended, "processes of an earlier agent were still running")
-        }
-        Err(error) => tracing::error!(%error, "looking for an earlier agent's processes failed"),
     }
 }
 
