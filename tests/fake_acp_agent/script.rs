@@ -5,6 +5,7 @@
 //! | `say TEXT`, `think TEXT`, `plan A; B` | says it; thinks it; plans it |
 //! | `flood N` | says N short texts |
 //! | `run CMD` | tool call, then permission; if allowed appends to `effects.jsonl` in its directory and completes the call |
+//! | `look CMD` | the same, labelled as a read |
 //! | `permission-first CMD` | the same, but asks before it tells of the call, with a UUID as request id |
 //! | `withdraw CMD` | asks, takes the question back, and says how that was answered |
 //! | `ask-twice CMD` | asks two questions at once, then waits for both |
@@ -223,8 +224,9 @@ impl Agent {
                 }
                 Next::GoOn
             }
-            "run" => self.run_tool(rest, false),
-            "permission-first" => self.run_tool(rest, true),
+            "run" => self.run_tool(rest, "execute", false),
+            "look" => self.run_tool(rest, "read", false),
+            "permission-first" => self.run_tool(rest, "execute", true),
             "ask-twice" => self.ask_twice(rest),
             "withdraw" => self.withdraw(rest),
             "open" => self.update(json!({"sessionUpdate": "tool_call", "toolCallId": "open", "title": rest})),
@@ -252,7 +254,7 @@ impl Agent {
             }
             "cancel-then-ask" => {
                 self.hang();
-                self.run_tool(rest, true);
+                self.run_tool(rest, "execute", true);
                 Next::Stop("cancelled")
             }
             "die" => {
@@ -283,8 +285,9 @@ impl Agent {
         }
     }
 
-    fn run_tool(&mut self, command: &str, permission_first: bool) -> Next {
-        let call = self.call(command);
+    fn run_tool(&mut self, command: &str, kind: &str, permission_first: bool) -> Next {
+        let mut call = self.call(command);
+        call["kind"] = kind.into();
         let begin = json!({"sessionUpdate": "tool_call", "status": "pending"});
         let whole = |mut update: Value| {
             for (key, value) in call.as_object().unwrap() {

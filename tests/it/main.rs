@@ -9,6 +9,7 @@
 )]
 
 mod acp_adapter;
+mod acp_service;
 mod approvals;
 mod architecture;
 mod bad_input;

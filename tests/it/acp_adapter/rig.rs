@@ -18,6 +18,8 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+pub use crate::support::processes::{eventually, is_alive};
+
 pub const FAKE: &str = env!("CARGO_BIN_EXE_fake-acp-agent");
 
 /// Nothing takes this long unless it hangs.
@@ -279,20 +281,4 @@ pub fn text(outputs: &[Output]) -> String {
 
 pub fn completed(stop_reason: &str) -> TurnOutcome {
     TurnOutcome::Completed { stop_reason: stop_reason.to_owned() }
-}
-
-/// Whether the process runs; one that is dead but not reaped does not.
-pub fn is_alive(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
-}
-
-/// Waits until it holds: for what the system tells nobody about.
-pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let wait = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    timeout(DEADLINE, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
 }

@@ -118,10 +118,14 @@ impl Api {
     /// Creates a demo session without delays between words; with a prompt, waits until its turn has ended or asks.
     pub async fn create(&self, prompt: &str) -> Value {
         let body = json!({"harness": "demo", "prompt": prompt, "settings": {"token_delay_ms": 0}});
-        let request = self.request(Method::POST, "/v1/sessions").header("prefer", "wait=60").json(&body);
-        let answer = self.send(request).await;
+        let answer = self.post_and_wait("/v1/sessions", body).await;
         assert!(matches!(answer.status, 201 | 202), "{}", answer.text);
         answer.json()
+    }
+
+    /// A POST that is answered when the turn has ended or asks.
+    pub async fn post_and_wait(&self, path: &str, body: Value) -> Answer {
+        self.send(self.request(Method::POST, path).header("prefer", "wait=60").json(&body)).await
     }
 
     /// Creates a demo session and does not wait.
@@ -133,9 +137,7 @@ impl Api {
     /// Sends a prompt and waits until its turn has ended or asks.
     pub async fn prompt(&self, session: &str, prompt: &str) -> Value {
         let path = format!("/v1/sessions/{session}/prompts");
-        let request =
-            self.request(Method::POST, &path).header("prefer", "wait=60").json(&json!({"prompt": prompt}));
-        let answer = self.send(request).await;
+        let answer = self.post_and_wait(&path, json!({"prompt": prompt})).await;
         assert!(matches!(answer.status, 200 | 202), "{}", answer.text);
         answer.json()
     }
@@ -166,6 +168,12 @@ impl Api {
     /// The types of all events of a session.
     pub async fn kinds(&self, session: &str) -> Vec<String> {
         self.events(session).await.iter().map(|event| event["type"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The data of the session's events of one type.
+    pub async fn events_of(&self, session: &str, kind: &str) -> Vec<Value> {
+        let events = self.events(session).await.into_iter().filter(|event| event["type"] == kind);
+        events.map(|mut event| event["data"].take()).collect()
     }
 
     /// Follows a session's events.

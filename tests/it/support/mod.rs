@@ -1,6 +1,7 @@
 //! What the tests share: a service as a real process, a client of its API, a reader of its event streams.
 
 pub mod api;
+pub mod processes;
 pub mod server;
 pub mod sse;
 

@@ -15,6 +15,7 @@ use super::within;
 pub struct Home {
     directory: TempDir,
     arguments: Vec<String>,
+    environment: Vec<(String, String)>,
 }
 
 /// A port where nothing listens, below those that the system hands out by itself: nobody else takes it meanwhile.
@@ -40,7 +41,7 @@ pub struct Server {
 impl Home {
     /// An empty data directory; sweeps and graces are short, so that tests need not wait.
     pub fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap(), arguments: Vec::new() }
+        Self { directory: tempfile::tempdir().unwrap(), arguments: Vec::new(), environment: Vec::new() }
     }
 
     /// Adds flags to `ostler serve`.
@@ -49,7 +50,12 @@ impl Home {
         self
     }
 
-    #[expect(dead_code, reason = "x")]
+    /// Adds a variable to the service's environment.
+    pub fn with_variable(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     /// Writes a configuration file and starts the service with it.
     pub fn with_config(self, text: &str) -> Self {
         let path = self.path().join("ostler.toml");
@@ -80,6 +86,7 @@ impl Home {
             .env("OSTLER_SWEEP_INTERVAL_SECONDS", "0.1")
             .env("OSTLER_CANCEL_GRACE_SECONDS", "0.5")
             .env("OSTLER_SHUTDOWN_GRACE_SECONDS", "2")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(self.path())
             .kill_on_drop(true);
         command
@@ -136,9 +143,19 @@ impl Home {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
+    /// The session's own directory for files, where the caller chose none.
+    pub fn workspace(&self, session: &str) -> PathBuf {
+        self.path().join("workspaces").join(session)
+    }
+
+    /// Where the session's agent keeps what it keeps: its home.
+    pub fn state_dir(&self, session: &str) -> PathBuf {
+        self.path().join("agents").join(session)
+    }
+
     /// How many lines of the session's effects ledger are of that kind.
     pub fn effects(&self, session: &str, kind: &str) -> usize {
-        let path = self.path().join("workspaces").join(session).join("effects.jsonl");
+        let path = self.workspace(session).join("effects.jsonl");
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         lines.filter(|line| line["kind"] == kind).count()
