@@ -92,6 +92,10 @@ pub trait Harness: Send + Sync {
     /// All complaints, in words that name the key.
     fn validate(&self, settings: &Value) -> Result<Value, Vec<String>>;
 
+    /// Ends what a process of the service that is gone has left running of a session, and returns when nothing of it is left:
+    /// two runtimes of one conversation would not know of each other, and nobody watches over the old one.
+    async fn end_left(&self, _session_id: &SessionId) {}
+
     /// Starts a runtime for one session, from `options.resume` where there is one.
     ///
     /// # Errors

@@ -56,6 +56,9 @@ impl Service {
         };
         let Some(lease) = self.store.claim(key, &self.replica, Some(holder)).await? else { return Ok(false) };
         let Some(rows) = self.read_rows(key).await? else { return Ok(false) };
+        if let Some(harness) = self.harnesses.get(&rows.session.harness) {
+            harness.end_left(&rows.session.id).await;
+        }
         let planned = self.plan_recovery(&rows).await?;
         tracing::info!(session = %rows.session.id, plan = ?planned, "recovering a session");
         let mut change = Change::held(&rows.session, &lease, self.clock.now());

@@ -289,6 +289,25 @@ async fn killed_while_an_approval_waits_it_is_orphaned_and_the_session_takes_pro
 }
 
 #[tokio::test]
+async fn an_agent_that_outlives_a_killed_service_is_ended_by_the_next_start() {
+    // Codex, for one, stays when its stdin is closed; and what it has started does not hear of that at all.
+    let (home, server, api) = service(&["script", "--stay"]).await;
+    let idle = id(&create(&api, "remember blue\nfork").await);
+    let at_work = id(&create(&api, "remember red\nfork").await);
+    prompt_detached(&api, &at_work, "say on\nhang").await;
+    api.follow(&at_work, "").await.until("text.delta").await;
+    server.kill().await;
+    assert_eq!((processes::of_agent(&idle).len(), processes::of_agent(&at_work).len()), (2, 2));
+    let server = home.start().await;
+    let api = server.api();
+    for (session, word) in [(&idle, "blue"), (&at_work, "red")] {
+        assert_eq!(processes::of_agent(session), NONE, "two on one conversation do not know of each other");
+        assert_eq!(api.prompt(session, "recall").await["text"], word);
+        assert_eq!(processes::of_agent(session).len(), 1);
+    }
+}
+
+#[tokio::test]
 async fn row_85_a_stop_or_a_destroy_leaves_no_process() {
     for flags in [&["script"][..], &["script", "--stay"]] {
         let (home, _server, api) = service(flags).await;

@@ -9,6 +9,8 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::ids::SessionId;
+
 /// The variable that marks an agent's processes; its value is new for each start.
 pub(super) const TAG: &str = "OSTLER_AGENT";
 
@@ -30,28 +32,26 @@ struct Stat {
 /// All that still runs of the agent with this process id and tag, but not the agent itself.
 pub(super) fn find(agent: Pid, tag: &str) -> Vec<Found> {
     let agent = agent.as_raw_nonzero().get();
-    let mut table: HashMap<i32, Stat> =
-        pids().into_iter().filter_map(|pid| stat(pid).map(|stat| (pid, stat))).collect();
-    table.retain(|_, stat| !stat.zombie);
     let mark = format!("{TAG}={tag}");
-    let mut ours: HashSet<i32> = table
-        .iter()
-        .filter(|(pid, stat)| stat.group == agent || is_marked(**pid, mark.as_bytes()))
-        .map(|(pid, _)| *pid)
-        .collect();
+    let table = table();
+    let marked =
+        |pid: i32, stat: &Stat| stat.group == agent || is_marked(pid, |entry| entry == mark.as_bytes());
+    let mut ours = pick(&table, marked);
     ours.insert(agent);
-    // Children of children: as often round as there is something new.
-    loop {
-        let before = ours.len();
-        let children: Vec<i32> =
-            table.iter().filter(|(_, stat)| ours.contains(&stat.parent)).map(|(pid, _)| *pid).collect();
-        ours.extend(children);
-        if ours.len() == before {
-            break;
-        }
-    }
-    ours.remove(&agent);
-    ours.into_iter().filter_map(|pid| Some(Found { pid, started: table.get(&pid)?.started })).collect()
+    with_children(&table, ours).into_iter().filter(|found| found.pid != agent).collect()
+}
+
+/// All that still runs of the agents of a session, whichever process of the service has started them: for when that one is
+/// gone. This process is not among them, though an agent may have started it.
+pub(super) fn find_left(session_id: &SessionId) -> HashSet<Found> {
+    let mark = format!("{TAG}={session_id}/");
+    let mut table = table();
+    table.remove(&std::process::id().cast_signed());
+    let marked = pick(&table, |pid, _| is_marked(pid, |entry| entry.starts_with(mark.as_bytes())));
+    let groups: HashSet<i32> =
+        marked.iter().filter_map(|pid| table.get(pid)).map(|stat| stat.group).collect();
+    let ours = pick(&table, |pid, stat| marked.contains(&pid) || groups.contains(&stat.group));
+    with_children(&table, ours).into_iter().collect()
 }
 
 /// Kills those that still run, and tells how many they were.
@@ -66,6 +66,28 @@ pub(super) fn kill(found: &HashSet<Found>) -> usize {
         let _ = kill_process(*pid, Signal::KILL);
     }
     pids.len()
+}
+
+// What runs, by process id.
+fn table() -> HashMap<i32, Stat> {
+    let stats = pids().into_iter().filter_map(|pid| stat(pid).map(|stat| (pid, stat)));
+    stats.filter(|(_, stat)| !stat.zombie).collect()
+}
+
+fn pick(table: &HashMap<i32, Stat>, matches: impl Fn(i32, &Stat) -> bool) -> HashSet<i32> {
+    table.iter().filter(|(pid, stat)| matches(**pid, stat)).map(|(pid, _)| *pid).collect()
+}
+
+// Children of children: as often round as there is something new.
+fn with_children(table: &HashMap<i32, Stat>, mut ours: HashSet<i32>) -> Vec<Found> {
+    loop {
+        let before = ours.len();
+        ours.extend(pick(table, |_, stat| ours.contains(&stat.parent)));
+        if ours.len() == before {
+            break;
+        }
+    }
+    ours.into_iter().filter_map(|pid| Some(Found { pid, started: table.get(&pid)?.started })).collect()
 }
 
 fn pids() -> Vec<i32> {
@@ -85,10 +107,10 @@ fn stat(pid: i32) -> Option<Stat> {
     })
 }
 
-fn is_marked(pid: i32, mark: &[u8]) -> bool {
+fn is_marked(pid: i32, is_mark: impl Fn(&[u8]) -> bool) -> bool {
     // Unreadable for processes of others, which are not ours then.
     fs::read(format!("/proc/{pid}/environ"))
-        .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == mark))
+        .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(is_mark))
 }
 
 #[cfg(test)]
@@ -102,6 +124,17 @@ mod tests {
         assert!(mine.started > 0 && !mine.zombie);
         assert!(pids().contains(&me));
         assert!(stat(-1).is_none());
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_session_that_never_ran_and_the_mark_is_the_whole_id() {
+        assert_eq!(find_left(&SessionId::mint()), HashSet::new());
+        let mut agent = std::process::Command::new("/bin/sleep");
+        let session_id = SessionId::mint();
+        let mut agent = agent.arg("600").env_clear().env(TAG, format!("{session_id}1/2.3")).spawn().unwrap();
+        assert_eq!(find_left(&session_id), HashSet::new());
+        agent.kill().unwrap();
+        agent.wait().unwrap();
     }
 
     #[test]

@@ -41,6 +41,7 @@ use self::process::Process;
 use self::session::AcpSession;
 use super::{ApprovalRecovery, Availability, Capabilities, Harness, StartError, StartOptions, Started};
 use crate::domain::turn::Failure;
+use crate::ids::SessionId;
 
 /// An ACP agent.
 #[derive(Debug)]
@@ -129,6 +130,10 @@ impl Harness for AcpHarness {
             Value::Object(map) => Err(map.keys().map(|key| format!("{key}: unknown setting")).collect()),
             _ => Err(vec!["settings: must be an object".to_owned()]),
         }
+    }
+
+    async fn end_left(&self, session_id: &SessionId) {
+        process::end_left(session_id.clone()).await;
     }
 
     async fn start(&self, options: StartOptions) -> Result<Started, StartError> {

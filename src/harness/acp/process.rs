@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use super::descendants::{self, Found};
 use super::stderr::Tail;
+use crate::ids::SessionId;
 
 /// How long an agent may take to end by itself once its stdin is closed.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
@@ -175,6 +176,29 @@ impl Process {
 
     fn has_exited(&self) -> bool {
         self.exit.borrow().is_some()
+    }
+}
+
+/// Kills what the agents of a session have left running, and returns when nothing of it is found any more.
+pub(super) async fn end_left(session_id: SessionId) {
+    for round in 0..KILL_ROUNDS {
+        let session = session_id.clone();
+        let left = tokio::task::spawn_blocking(move || {
+            let left = descendants::find_left(&session);
+            descendants::kill(&left);
+            left.len()
+        })
+        .await;
+        match left {
+            Ok(0) => return,
+            Ok(left) if round == 0 => {
+                tracing::warn!(session = %session_id, left, "an agent had outlived its service and was killed")
+            }
+            Ok(_) => {}
+            // This fails only at the end of the runtime.
+            Err(_) => return,
+        }
+        tokio::time::sleep(KILL_PAUSE).await;
     }
 }
 
