@@ -1,0 +1,157 @@
+//! The service with a real agent: Codex over ACP, from npm, with a scripted model in place of the one that it would call.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::support::api::Api;
+use crate::support::processes;
+use crate::support::server::Home;
+use crate::support::within;
+
+const NONE: [u32; 0] = [];
+
+/// The scripted model of tests/fake_model. Dropping it ends it.
+struct Model {
+    port: u16,
+    _child: Child,
+}
+
+impl Model {
+    async fn start() -> Self {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_model/server.py");
+        let mut command = Command::new("python3");
+        command.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().expect("python3 is there: tests/run installs it");
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = within("the model to listen", lines.next_line()).await.unwrap().unwrap();
+        let port = line.strip_prefix("PORT ").unwrap().parse().unwrap();
+        Self { port, _child: child }
+    }
+}
+
+/// The program itself, without the launcher of its package: that one leaves it behind when it is killed.
+fn codex() -> PathBuf {
+    let agents = std::env::var_os("OSTLER_AGENTS_DIR").map(PathBuf::from);
+    let agents =
+        agents.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target").join("agents"));
+    let machine = match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        _ => "x64",
+    };
+    let package = format!("codex-acp/node_modules/@zed-industries/codex-acp-linux-{machine}/bin/codex-acp");
+    let program = agents.join(package);
+    assert!(
+        program.is_file(),
+        "{} is not there. This test drives the real codex-acp 0.16.0: run tests/run, which installs it from npm.",
+        program.display()
+    );
+    program
+}
+
+/// The lines of ostler.toml. Codex keeps conversations, settings and keys in CODEX_HOME, so each session has its own.
+fn config(model: &Model) -> String {
+    format!(
+        r#"
+[harness.codex]
+kind = "acp"
+label = "Codex"
+command = ["{program}"]
+env = {{ CODEX_HOME = "{{state_dir}}/.codex", FAKE_KEY = "not-a-key" }}
+install = "npm install @zed-industries/codex-acp@0.16.0"
+
+[harness.codex.files]
+".codex/config.toml" = '''
+model = "scripted"
+model_provider = "fake"
+approval_policy = "untrusted"
+sandbox_mode = "read-only"
+check_for_update_on_startup = false
+
+[analytics]
+enabled = false
+
+[model_providers.fake]
+name = "Fake"
+base_url = "http://127.0.0.1:{port}/v1"
+wire_api = "responses"
+env_key = "FAKE_KEY"
+request_max_retries = 0
+stream_max_retries = 0
+'''
+"#,
+        program = codex().display(),
+        port = model.port,
+    )
+}
+
+/// Prompts for a command, and gives the approval that Codex asks for before it runs it.
+async fn asked_to_run(api: &Api, session: &str, command: &str) -> String {
+    let turn = api.prompt(session, &format!("RUN{{{command}}}")).await;
+    assert_eq!(turn["status"], "awaiting_approval", "{turn}");
+    let row = api.session(session).await;
+    let approval = &row["pending_approval"];
+    assert_eq!(approval["kind"], "execute", "{approval}");
+    assert!(approval["input"].to_string().contains(command), "{approval}");
+    approval["id"].as_str().unwrap().to_owned()
+}
+
+async fn until_turn_ended(api: &Api, session: &str) -> Value {
+    api.follow(session, "?until=idle").await.all().await;
+    api.session(session).await["turn"].clone()
+}
+
+#[tokio::test]
+async fn codex_asks_before_it_acts_and_remembers_after_the_service_was_killed() {
+    let model = Model::start().await;
+    let home = Home::new().with_config(&config(&model));
+    let server = home.start().await;
+    let api = server.api();
+    let harness = api.get("/v1/harnesses/codex").await.expect(200);
+    assert_eq!(harness["available"], true, "{harness}");
+
+    let created = api
+        .post_and_wait("/v1/sessions", json!({"harness": "codex", "prompt": "CODEWORD=heron"}))
+        .await
+        .expect(201);
+    let session = created["id"].as_str().unwrap();
+    assert_eq!(created["turn"]["status"], "completed", "{created}");
+    assert!(created["turn"]["text"].as_str().unwrap().contains("ECHO("), "{created}");
+
+    let approval = asked_to_run(&api, session, "echo made > made.txt").await;
+    let made = home.workspace(session).join("made.txt");
+    assert!(!made.exists(), "nothing runs before it is approved");
+    api.decide(&approval, "approve").await.expect(200);
+    let turn = until_turn_ended(&api, session).await;
+    assert_eq!(turn["status"], "completed", "{turn}");
+    assert!(turn["text"].as_str().unwrap().contains("DONE"), "{turn}");
+    assert_eq!(std::fs::read_to_string(&made).unwrap(), "made\n");
+
+    let approval = asked_to_run(&api, session, "echo bad > denied.txt").await;
+    api.decide(&approval, "deny").await.expect(200);
+    // Codex ends a turn that was refused something as cancelled; nobody cancelled it.
+    let turn = until_turn_ended(&api, session).await;
+    assert_eq!(turn["status"], "completed", "{turn}");
+    assert!(!home.workspace(session).join("denied.txt").exists());
+
+    let before = processes::of_agent(session);
+    assert!(!before.is_empty());
+    server.kill().await;
+    let server = home.start().await;
+    let api = server.api();
+    // It does not end by itself when its stdin is closed, and two on one conversation would write over each other.
+    assert_eq!(processes::of_agent(session), NONE, "left of the killed service: {before:?}");
+    let turn = api.prompt(session, "RECALL").await;
+    assert_eq!((turn["status"].as_str(), turn["rehydrated"].as_bool()), (Some("completed"), Some(true)));
+    assert!(turn["text"].as_str().unwrap().contains("RECALLED(heron)"), "{turn}");
+    assert_eq!(api.events_of(session, "session.rehydrated").await, [json!({"exact": false})]);
+
+    assert!(!processes::of_agent(session).is_empty());
+    api.post(&format!("/v1/sessions/{session}/stop"), json!({})).await.expect(200);
+    assert_eq!(processes::of_agent(session), NONE, "left after the stop");
+    let secrets = [api.events(session).await.into(), api.session(session).await, harness];
+    assert!(!Value::from(secrets.to_vec()).to_string().contains("not-a-key"));
+}
