@@ -258,6 +258,7 @@ async fn a_lost_conversation_is_never_silent() {
         }
         let turn = api.prompt(&session, "recall").await;
         assert_eq!((turn["status"].as_str(), turn["text"].as_str()), (Some("completed"), Some("NOTHING")));
+        assert_eq!(turn["rehydrated"], false, "nothing was taken up");
         let lost = api.events_of(&session, "session.context_lost").await;
         assert_eq!(lost.len(), 1, "{flag}");
         assert!(!lost[0]["reason"].as_str().unwrap().is_empty());

@@ -149,7 +149,7 @@ impl Driver {
     async fn welcome(&mut self, session: &Session, started: Started) -> ServiceResult<Continuity> {
         let Started { session: controls, events, continuity, native_id } = started;
         fault::point("harness.started");
-        let rehydrated = session.started;
+        let rehydrated = matches!(continuity, Continuity::Exact | Continuity::Restored);
         self.harness =
             Some(RunningHarness { session: controls, events, backlog: VecDeque::new(), rehydrated });
         let body = continuity_event(session, &continuity);
