@@ -99,6 +99,19 @@ async fn asked_to_run(api: &Api, session: &str, command: &str) -> String {
     approval["id"].as_str().unwrap().to_owned()
 }
 
+/// Has a command at work that does not end by itself, and gives its process.
+async fn tool_at_work(api: &Api, home: &Home, session: &str) -> u32 {
+    let file = home.workspace(session).join("tool.pid");
+    let command = "echo $$ > partial && mv partial tool.pid && exec sleep 600";
+    let approval = asked_to_run(api, session, command).await;
+    api.decide(&approval, "approve").await.expect(200);
+    processes::eventually("the command runs", || file.exists()).await;
+    let pid = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+    std::fs::remove_file(file).unwrap();
+    assert!(processes::is_alive(pid));
+    pid
+}
+
 async fn until_turn_ended(api: &Api, session: &str) -> Value {
     api.follow(session, "?until=idle").await.all().await;
     api.session(session).await["turn"].clone()
@@ -137,6 +150,7 @@ async fn codex_asks_before_it_acts_and_remembers_after_the_service_was_killed() 
     assert_eq!(turn["status"], "completed", "{turn}");
     assert!(!home.workspace(session).join("denied.txt").exists());
 
+    let tool = tool_at_work(&api, &home, session).await;
     let before = processes::of_agent(session);
     assert!(!before.is_empty());
     server.kill().await;
@@ -144,14 +158,17 @@ async fn codex_asks_before_it_acts_and_remembers_after_the_service_was_killed() 
     let api = server.api();
     // It does not end by itself when its stdin is closed, and two on one conversation would write over each other.
     assert_eq!(processes::of_agent(session), NONE, "left of the killed service: {before:?}");
+    assert!(!processes::is_alive(tool));
+    assert_eq!(until_turn_ended(&api, session).await["status"], "interrupted");
     let turn = api.prompt(session, "RECALL").await;
     assert_eq!((turn["status"].as_str(), turn["rehydrated"].as_bool()), (Some("completed"), Some(true)));
     assert!(turn["text"].as_str().unwrap().contains("RECALLED(heron)"), "{turn}");
     assert_eq!(api.events_of(session, "session.rehydrated").await, [json!({"exact": false})]);
 
-    assert!(!processes::of_agent(session).is_empty());
+    let tool = tool_at_work(&api, &home, session).await;
     api.post(&format!("/v1/sessions/{session}/stop"), json!({})).await.expect(200);
     assert_eq!(processes::of_agent(session), NONE, "left after the stop");
+    assert!(!processes::is_alive(tool));
     let secrets = [api.events(session).await.into(), api.session(session).await, harness];
     assert!(!Value::from(secrets.to_vec()).to_string().contains("not-a-key"));
 }
