@@ -64,6 +64,14 @@ impl Wakeups {
         channel.committed.send_replace(last);
     }
 
+    /// Tells those who began to listen while events were committed that the table has more than they may have read there.
+    /// Nothing is remembered of these events, and nothing from before them: the listeners' channel is younger.
+    pub(super) fn wake(&self, session: SessionKey) {
+        if let Some(channel) = lock(&self.channels).get(&session) {
+            channel.committed.send_modify(|_| {});
+        }
+    }
+
     /// Listens to a session. Events committed from now on are heard; earlier ones are in the table.
     pub(super) fn subscribe(self: &Arc<Self>, session: SessionKey) -> Subscription {
         let mut channels = lock(&self.channels);
@@ -145,6 +153,16 @@ mod tests {
         ear.changed().await;
         assert_eq!(seqs(ear.remembered_after(3).unwrap()), [4]);
         assert!(ear.remembered_after(1).is_none(), "seq 2 is only in the table");
+    }
+
+    #[tokio::test]
+    async fn a_listener_who_came_in_the_middle_of_a_commit_is_woken_and_reads_the_table() {
+        let wakeups = Arc::new(Wakeups::default());
+        wakeups.wake(SESSION);
+        let mut ear = wakeups.subscribe(SESSION);
+        wakeups.wake(SESSION);
+        ear.changed().await;
+        assert!(ear.remembered_after(0).is_none());
     }
 
     #[test]

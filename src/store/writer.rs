@@ -4,7 +4,7 @@
 //! The writer gives each event its seq, 1, 2, 3 … per session, from memory: it is the only one who appends. Nothing is published
 //! and nobody is told "done" before COMMIT has returned.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -255,6 +255,9 @@ impl<D: Dialect> Writer<D> {
                 for (session, events) in done.heard {
                     self.wakeups.publish(session, events);
                 }
+                for session in done.unheard {
+                    self.wakeups.wake(session);
+                }
                 Ok(done.written)
             }
             Err(error) => {
@@ -282,7 +285,7 @@ impl<D: Dialect> Writer<D> {
                 for (session, event) in &job.write.events {
                     let seq = self.next_seq(connection, *session, job.write.new_session).await?;
                     let row = event_row(*session, seq, event)?;
-                    if self.wakeups.is_heard(*session) {
+                    if done.is_heard(*session, &self.wakeups) {
                         done.hear(*session, shown(&row, event));
                     }
                     rows.push(row);
@@ -336,9 +339,21 @@ struct Done {
     events: usize,
     /// Events that somebody listens for, by session, in order.
     heard: Vec<(SessionKey, Vec<Event>)>,
+    /// Sessions with events that nobody listened for when they were written; by the commit somebody may.
+    unheard: HashSet<SessionKey>,
 }
 
 impl Done {
+    /// Asked once for each session and batch: what a channel remembers has no hole.
+    fn is_heard(&mut self, session: SessionKey, wakeups: &Wakeups) -> bool {
+        let known = self.heard.iter().any(|(heard, _)| *heard == session);
+        let heard = known || (!self.unheard.contains(&session) && wakeups.is_heard(session));
+        if !heard {
+            self.unheard.insert(session);
+        }
+        heard
+    }
+
     fn hear(&mut self, session: SessionKey, event: Event) {
         match self.heard.iter_mut().find(|(heard, _)| *heard == session) {
             Some((_, events)) => events.push(event),

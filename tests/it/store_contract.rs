@@ -325,6 +325,32 @@ async fn events_of_many_writers_are_numbered_without_a_hole() {
     );
 }
 
+/// Its hint is all that a reader waits for, so one who comes in the middle of a commit must not be left out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_who_comes_while_an_event_is_stored_finds_it_or_is_woken() {
+    let f = fixture().await;
+    let row = session("o", "alice");
+    create(&*f.store, &row).await;
+    for round in 0..500_i64 {
+        let (store, key) = (Arc::clone(&f.store), row.key);
+        let storing = tokio::spawn(async move { store.append(key, vec![text("x")]).await.unwrap() });
+        // At a different moment of the commit each time.
+        let moment = std::time::Instant::now();
+        while moment.elapsed().as_micros() < u128::from(round.unsigned_abs()) * 37 % 1000 {
+            std::hint::spin_loop();
+        }
+        let mut ear = f.store.subscribe(row.key);
+        let found = async {
+            while f.store.list_events(row.key, round, 1).await.unwrap().events.is_empty() {
+                ear.changed().await;
+            }
+        };
+        let found = tokio::time::timeout(std::time::Duration::from_secs(10), found).await;
+        assert!(found.is_ok(), "nobody tells of event {}", round + 1);
+        storing.await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_change_and_its_events_are_kept_together_or_not_at_all() {
     let Fixture { store, directory: _directory } = fixture().await;
