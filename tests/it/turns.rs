@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::support::processes::eventually;
 use crate::support::server::Home;
 use crate::support::within;
 
@@ -57,7 +58,8 @@ async fn rows_50_51_and_53_a_busy_session_refuses_and_its_turn_is_left_alone() {
     api.follow(&working, "").await.until("turn.started").await;
     let refused = api.post(&prompts(&working), json!({"prompt": "x"})).await.problem(409, "turn_in_progress");
     assert_eq!(refused["session_id"], *working);
-    assert_eq!(home.effects(&working, "prompt"), 1);
+    // The turn has started when the prompt is on its way: it arrives a moment later.
+    eventually("the prompt arrives", || home.effects(&working, "prompt") == 1).await;
     // Row 53: also while the first turn is only queued.
     let queued = id(&api.create_detached("/hang").await);
     api.post(&prompts(&queued), json!({"prompt": "x"})).await.problem(409, "turn_in_progress");
