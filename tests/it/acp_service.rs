@@ -306,6 +306,8 @@ async fn an_agent_that_outlives_a_killed_service_is_ended_by_the_next_start() {
         assert_eq!(api.prompt(session, "recall").await["text"], word);
         assert_eq!(processes::of_agent(session).len(), 1);
     }
+    // In order, so that the test leaves none itself.
+    assert!(server.terminate().await.success());
 }
 
 #[tokio::test]
@@ -361,6 +363,8 @@ async fn a_shutdown_leaves_no_process_and_idle_conversations_go_on_after_it() {
     }
     assert_eq!(api.prompt(&idle, "recall").await["text"], "blue");
     assert_eq!(api.prompt(&hangs, "recall").await["text"], "red");
+    // In order, so that the test leaves none itself.
+    assert!(server.terminate().await.success());
 }
 
 #[tokio::test]
