@@ -59,6 +59,7 @@ pub(super) fn prepare(
         args: config.command.iter().skip(1).cloned().collect(),
         env: environment(config, &tag, places, own_variable),
         cwd: PathBuf::from(places.workspace),
+        last_words: Path::new(places.state_dir).join("stderr.log"),
         tag,
     })
 }

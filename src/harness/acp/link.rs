@@ -162,7 +162,7 @@ impl Link {
     pub(super) async fn abandon(&self) {
         self.shared.closing.cancel();
         self.process.kill().await;
-        let stderr = self.process.last_words().await;
+        let stderr = self.process.keep_last_words().await;
         tracing::warn!(harness = %self.shared.name, stderr, "an agent did not come up");
     }
 }

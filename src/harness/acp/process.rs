@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -43,6 +44,8 @@ pub(super) struct Launch {
     pub cwd: PathBuf,
     /// The value of [`descendants::TAG`] in the environment.
     pub tag: String,
+    /// The file that its last words on stderr go to, when it fails.
+    pub last_words: PathBuf,
 }
 
 /// The two pipes that the protocol runs over.
@@ -60,6 +63,7 @@ pub(super) struct Process {
     exit: watch::Receiver<Option<Exit>>,
     tail: Tail,
     stderr: Mutex<Option<JoinHandle<()>>>,
+    last_words: PathBuf,
 }
 
 /// How a process ended; empty when the system could not tell.
@@ -112,7 +116,8 @@ impl Process {
         let drain = tokio::spawn(tail.clone().drain(stderr));
         let tree = Arc::new(Tree { pid, tag: launch.tag, seen: Mutex::default() });
         let exit = reap(child, Arc::clone(&tree));
-        let process = Self { pid, tree, exit, tail, stderr: Mutex::new(Some(drain)) };
+        let (stderr, last_words) = (Mutex::new(Some(drain)), launch.last_words);
+        let process = Self { pid, tree, exit, tail, stderr, last_words };
         Ok((process, Pipes { stdin, stdout }))
     }
 
@@ -164,14 +169,27 @@ impl Process {
         }
     }
 
-    /// The last words on stderr.
-    pub(super) async fn last_words(&self) -> String {
+    /// Keeps the last words on stderr in the session's state directory, for the operator, and gives the file. They may hold
+    /// anything, secrets too, and so are no part of a log.
+    pub(super) async fn keep_last_words(&self) -> String {
         let drain = self.stderr.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(drain) = drain {
             // When somebody else still holds the pipe, what we have must do.
             let _ = timeout(STDERR_GRACE, drain).await;
         }
-        self.tail.text()
+        let mut options = tokio::fs::OpenOptions::new();
+        let opened = options.write(true).create(true).truncate(true).mode(0o600).open(&self.last_words).await;
+        let written = match opened {
+            Ok(mut file) => {
+                let text = self.tail.text();
+                file.write_all(text.as_bytes()).await.and(file.flush().await)
+            }
+            Err(error) => Err(error),
+        };
+        match written {
+            Ok(()) => self.last_words.display().to_string(),
+            Err(error) => format!("not kept: {error}"),
+        }
     }
 
     fn has_exited(&self) -> bool {

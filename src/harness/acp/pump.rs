@@ -159,7 +159,7 @@ impl Pump {
             // It was asked to end: that is no failure, and the end of the events says enough.
             return Ok(());
         }
-        let stderr = self.process.last_words().await;
+        let stderr = self.process.keep_last_words().await;
         tracing::warn!(harness = %name, code = failure.code, stderr, "{}", failure.message);
         for output in self.calls.end_all("the agent ended before this call did") {
             self.emit(HarnessEvent::Output(output)).await?;
@@ -197,8 +197,7 @@ impl Pump {
             None => {
                 if !line.trim_ascii().is_empty() {
                     self.ignored.noise += 1;
-                    let text = clipped(&String::from_utf8_lossy(line), LOGGED_CHARS);
-                    tracing::debug!(harness = %self.shared.name, text, "a line that is no message");
+                    tracing::debug!(harness = %self.shared.name, bytes = line.len(), "a line that is no message");
                 }
                 Ok(())
             }

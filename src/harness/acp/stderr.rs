@@ -1,4 +1,4 @@
-//! The end of what an agent writes to stderr, for the operator's log.
+//! The end of what an agent writes to stderr, for the operator.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
