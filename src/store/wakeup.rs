@@ -57,6 +57,12 @@ impl Wakeups {
         let Some(last) = events.last().map(|event| event.seq) else { return };
         {
             let mut recent = lock(&channel.recent);
+            // After a commit whose fate was unknown, events may be in the table that were never published: what is remembered
+            // has no hole, so that it begins anew behind one.
+            let follows = recent.back().map(|last| last.event.seq + 1);
+            if follows.is_some_and(|seq| events.first().is_some_and(|first| first.seq != seq)) {
+                recent.clear();
+            }
             recent.extend(events.into_iter().map(|event| Arc::new(Published::new(event))));
             let excess = recent.len().saturating_sub(REMEMBERED);
             recent.drain(..excess);
@@ -163,6 +169,16 @@ mod tests {
         wakeups.wake(SESSION);
         ear.changed().await;
         assert!(ear.remembered_after(0).is_none());
+    }
+
+    #[test]
+    fn what_is_remembered_has_no_hole() {
+        let wakeups = Arc::new(Wakeups::default());
+        let ear = wakeups.subscribe(SESSION);
+        wakeups.publish(SESSION, vec![event(3)]);
+        wakeups.publish(SESSION, vec![event(5)]);
+        assert!(ear.remembered_after(3).is_none(), "seq 4 is only in the table");
+        assert_eq!(seqs(ear.remembered_after(4).unwrap()), [5]);
     }
 
     #[test]
