@@ -260,6 +260,9 @@ async fn ask(address: SocketAddr, connections: usize, time: Duration, requests: 
     found
 }
 
+/// Connections that post prompts.
+const POSTERS: usize = 20;
+
 /// What all readers of streams share.
 struct Readers {
     found: RefCell<Found>,
@@ -296,13 +299,17 @@ async fn read_streams(
         }
     }));
     let drive = async {
-        let mut line = Line::open(address).await;
-        for prompt in prompts {
-            let (status, body) = line.ask(prompt).await;
-            if !(200..300).contains(&status) {
-                readers.found.borrow_mut().complain(|| format!("{status} {body}"));
+        // Several at once, so that the first is still talking when the last begins.
+        let posters = prompts.chunks(prompts.len().div_ceil(POSTERS)).map(async |prompts| {
+            let mut line = Line::open(address).await;
+            for prompt in prompts {
+                let (status, body) = line.ask(prompt).await;
+                if !(200..300).contains(&status) {
+                    readers.found.borrow_mut().complain(|| format!("{status} {body}"));
+                }
             }
-        }
+        });
+        futures_util::future::join_all(posters).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
         println!("go");
         readers.measuring.set(true);

@@ -28,7 +28,7 @@ const PER_SECOND: u32 = 50;
 
 pub async fn run() {
     let time = measure_time();
-    let words = (time.as_secs_f64() + 1.5) * f64::from(PER_SECOND);
+    let words = (time.as_secs_f64() + 4.0) * f64::from(PER_SECOND);
     let words = words as u32;
     let bare = pipeline_alone(words, time).await;
     let streamed = pipeline_streamed(words, time).await;
@@ -187,7 +187,7 @@ async fn pipeline_alone(words: u32, time: Duration) -> Sample {
     tokio::time::sleep(time).await;
     let lags = std::mem::take(&mut heard.lock().unwrap().1);
     let sample = watch.sample(lags);
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    drop(pipeline);
     sample
 }
 
