@@ -283,6 +283,9 @@ impl From<Output> for EventBody {
     }
 }
 
+/// The types of an agent's words: they come by the thousand and change nothing about their session.
+pub const DELTA_KINDS: [&str; 2] = ["text.delta", "thinking.delta"];
+
 /// The types that end a turn, for a stream that ends with it.
 pub const TURN_END_KINDS: [&str; 5] =
     ["turn.completed", "turn.failed", "turn.cancelled", "turn.interrupted", "turn.timed_out"];

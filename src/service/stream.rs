@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::lookup::{EVENTS_AT_ONCE, check_cursor};
 use super::{Service, ServiceError, ServiceResult};
-use crate::domain::event::TURN_END_KINDS;
+use crate::domain::event::{DELTA_KINDS, TURN_END_KINDS};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState};
 use crate::domain::turn::Turn;
@@ -33,6 +33,8 @@ pub struct Tail {
     cursor: i64,
     until: Until,
     ended: bool,
+    /// What came since the row was last looked at may have ended the stream.
+    may_be_over: bool,
 }
 
 /// A store in a struct that wants to be `Debug`.
@@ -126,8 +128,13 @@ impl Service {
             cursor: after,
             until,
             ended: false,
+            may_be_over: true,
         }
     }
+}
+
+fn is_delta(kind: &str) -> bool {
+    DELTA_KINDS.contains(&kind)
 }
 
 /// How long a ticket waits to be taken.
@@ -147,13 +154,15 @@ impl Tail {
         while !self.ended {
             let found = self.look().await?;
             let Some(last) = found.last() else {
-                if self.is_over().await? {
+                if self.may_be_over && self.is_over().await? {
                     break;
                 }
                 self.ear.changed().await;
                 continue;
             };
             self.cursor = last.event.seq;
+            // Whatever changes the session is committed together with an event that says so; words change nothing.
+            self.may_be_over |= found.iter().any(|published| !is_delta(&published.event.kind));
             let shown = self.shown(found);
             if !shown.is_empty() {
                 return Ok(Some(shown));
@@ -164,9 +173,9 @@ impl Tail {
 
     /// What there is after the cursor: from the channel's memory, which is shared, else from the table.
     async fn look(&self) -> ServiceResult<Vec<Arc<Published>>> {
-        if let Some(remembered) = self.ear.remembered_after(self.cursor)
-            && !remembered.is_empty()
-        {
+        // A memory that reaches back to the cursor and has nothing after it: nothing is published that was not seen, and
+        // what is published next rings.
+        if let Some(remembered) = self.ear.remembered_after(self.cursor) {
             return Ok(remembered);
         }
         let page = self.store.0.list_events(self.session.key, self.cursor, EVENTS_AT_ONCE).await?;
@@ -192,7 +201,7 @@ impl Tail {
     }
 
     /// Whether nothing more is to come. The row and the last seq are read together, so that nothing slips in between.
-    async fn is_over(&self) -> ServiceResult<bool> {
+    async fn is_over(&mut self) -> ServiceResult<bool> {
         let Some(session) = self.store.0.find_session_by_key(self.session.key).await? else {
             return Ok(true);
         };
@@ -202,6 +211,7 @@ impl Tail {
             (Until::Pause, SessionState::AwaitingApproval { .. }) => true,
             (Until::Idle | Until::Pause, state) => state.turn().is_none(),
         };
+        self.may_be_over = quiet;
         Ok(quiet && session.last_event_seq <= self.cursor)
     }
 }
