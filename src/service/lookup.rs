@@ -11,7 +11,7 @@ use crate::domain::scope::Scope;
 use crate::domain::session::Session;
 use crate::domain::turn::{Ordinal, Turn, TurnStatus};
 use crate::ids::{ApprovalId, SessionId, TurnId};
-use crate::store::{ApprovalFilter, Change, EventPage, Page, PageRequest, SessionFilter, SessionRef};
+use crate::store::{ApprovalFilter, Change, Commit, EventPage, Page, PageRequest, SessionFilter, SessionRef};
 
 /// A session with what only this process knows of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -112,18 +112,33 @@ impl Service {
         let this = Arc::clone(self);
         self.unit(async move {
             let _guard = this.locks.lock(found.key).await;
-            let at = this.clock.now();
-            let (session, ()) = this
-                .change(found.key, |session| {
-                    let mut change = Change::of(session, at);
-                    change.set.title.clone_from(&patch.title);
-                    change.set.metadata.clone_from(&patch.metadata);
-                    Ok((Some(change), ()))
-                })
-                .await?;
+            let session = this.change_words(found, patch).await?;
             Ok(this.view(session))
         })
         .await
+    }
+
+    /// Changes the row as it was found. Nothing else is decided from it, so it is read again only when it has changed since;
+    /// and the row afterwards is known without reading it, for the change is made of that version or not at all.
+    async fn change_words(&self, found: Session, patch: SessionPatch) -> ServiceResult<Session> {
+        let at = self.clock.now();
+        let change_of = |session: &Session| {
+            let mut change = Change::of(session, at);
+            change.set.title.clone_from(&patch.title);
+            change.set.metadata.clone_from(&patch.metadata);
+            change
+        };
+        if self.store.commit(change_of(&found)).await? != Commit::Done {
+            let changed = self.change(found.key, |session| Ok((Some(change_of(session)), ()))).await?;
+            return Ok(changed.0);
+        }
+        Ok(Session {
+            title: patch.title.unwrap_or(found.title),
+            metadata: patch.metadata.unwrap_or(found.metadata),
+            version: found.version + 1,
+            last_active_at: at,
+            ..found
+        })
     }
 
     /// One turn of a session in scope.
