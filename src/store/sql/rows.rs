@@ -1,5 +1,7 @@
 //! Reads a record's columns into values, and says exactly what is wrong with one that cannot be read.
 
+use std::cell::Cell;
+
 use serde::de::DeserializeOwned;
 
 use super::super::StoreError;
@@ -13,11 +15,22 @@ pub(super) struct Reader {
     table: &'static str,
     /// The column that names the row in an error.
     id: &'static str,
+    /// Columns are read about in the order of the query: the next one is looked for where the last one was found.
+    next: Cell<usize>,
 }
 
 impl Reader {
     pub(super) fn new(record: Record, table: &'static str, id: &'static str) -> Self {
-        Self { record, table, id }
+        Self { record, table, id, next: Cell::new(0) }
+    }
+
+    fn get(&self, column: &str) -> Option<&Value> {
+        let columns = &self.record.columns;
+        let next = self.next.get();
+        let mut places = (next..columns.len()).chain(0..next.min(columns.len()));
+        let place = places.find(|place| columns.get(*place).is_some_and(|name| name == column))?;
+        self.next.set(place + 1);
+        self.record.values.get(place)
     }
 
     pub(super) fn corrupt(&self, column: &str, complaint: impl Into<String>) -> StoreError {
@@ -30,7 +43,7 @@ impl Reader {
     }
 
     pub(super) fn opt_int(&self, column: &str) -> Result<Option<i64>> {
-        match self.record.get(column) {
+        match self.get(column) {
             Some(Value::Int(value)) => Ok(*value),
             Some(Value::Text(None) | Value::Blob(None)) => Ok(None),
             Some(_) => Err(self.corrupt(column, "is not an integer")),
@@ -62,20 +75,28 @@ impl Reader {
         Ok(self.opt_int(column)?.map(Timestamp))
     }
 
-    pub(super) fn opt_text(&self, column: &str) -> Result<Option<String>> {
-        match self.record.get(column) {
-            Some(Value::Text(value)) => Ok(value.clone()),
+    fn opt_str(&self, column: &str) -> Result<Option<&str>> {
+        match self.get(column) {
+            Some(Value::Text(value)) => Ok(value.as_deref()),
             Some(_) => Err(self.corrupt(column, "is not text")),
             None => Err(self.corrupt(column, "was not read")),
         }
     }
 
+    fn str(&self, column: &str) -> Result<&str> {
+        self.opt_str(column)?.ok_or_else(|| self.corrupt(column, "is null"))
+    }
+
+    pub(super) fn opt_text(&self, column: &str) -> Result<Option<String>> {
+        Ok(self.opt_str(column)?.map(str::to_owned))
+    }
+
     pub(super) fn text(&self, column: &str) -> Result<String> {
-        self.opt_text(column)?.ok_or_else(|| self.corrupt(column, "is null"))
+        self.str(column).map(str::to_owned)
     }
 
     pub(super) fn opt_blob(&self, column: &str) -> Result<Option<Vec<u8>>> {
-        match self.record.get(column) {
+        match self.get(column) {
             Some(Value::Blob(value)) => Ok(value.clone()),
             Some(Value::Text(None) | Value::Int(None)) => Ok(None),
             Some(_) => Err(self.corrupt(column, "is not a blob")),
@@ -85,12 +106,12 @@ impl Reader {
 
     /// A word that stands for one of a list of values.
     pub(super) fn word<T>(&self, column: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T> {
-        let text = self.text(column)?;
-        parse(&text).ok_or_else(|| self.corrupt(column, format!("holds the unknown word {text:?}")))
+        let text = self.str(column)?;
+        parse(text).ok_or_else(|| self.corrupt(column, format!("holds the unknown word {text:?}")))
     }
 
     pub(super) fn opt_word<T>(&self, column: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-        match self.opt_text(column)? {
+        match self.opt_str(column)? {
             None => Ok(None),
             Some(_) => self.word(column, parse).map(Some),
         }
@@ -98,13 +119,13 @@ impl Reader {
 
     pub(super) fn json<T: DeserializeOwned>(&self, column: &str) -> Result<T> {
         // The value itself may be a tenant's secret: the complaint says where it breaks, not what it is.
-        serde_json::from_str(&self.text(column)?).map_err(|error| {
+        serde_json::from_str(self.str(column)?).map_err(|error| {
             self.corrupt(column, format!("is not the JSON it should be, at byte {}", error.column()))
         })
     }
 
     pub(super) fn opt_json<T: DeserializeOwned>(&self, column: &str) -> Result<Option<T>> {
-        match self.opt_text(column)? {
+        match self.opt_str(column)? {
             None => Ok(None),
             Some(_) => self.json(column).map(Some),
         }
