@@ -106,6 +106,9 @@ async fn killed_while_an_approval_waits_it_is_still_decidable_and_the_turn_goes_
     let rehydrated =
         api.events(&session_id).await.into_iter().find(|e| e["type"] == "session.rehydrated").unwrap();
     assert_eq!(rehydrated["data"]["exact"], true, "{kinds:?}");
+    // It was taken up for this turn, and not for the next.
+    assert_eq!(row["turn"]["rehydrated"], true);
+    assert_eq!(api.prompt(&session_id, "/recall").await["rehydrated"], false);
     assert_events_have_no_hole(&api, &session_id).await;
 }
 

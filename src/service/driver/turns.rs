@@ -23,7 +23,7 @@ impl Driver {
         if self.harness.is_none() && self.start_harness(session, None).await?.is_none() {
             return Ok(());
         }
-        let rehydrated = self.harness.as_mut().is_some_and(|harness| std::mem::take(&mut harness.rehydrated));
+        let rehydrated = self.take_rehydrated();
         let dispatched = self
             .commit(|change, rows| {
                 let current = rows.current_turn().filter(|turn| turn.status == TurnStatus::Queued);
@@ -65,7 +65,7 @@ impl Driver {
         self.work = Some(Work::taken_up(&turn, session.limits.turn()));
         self.live.works();
         match self.start_harness(session, Some(turn.id.clone())).await? {
-            Some(Continuity::Exact) => Ok(()),
+            Some(Continuity::Exact) => self.note_taken_up().await,
             Some(Continuity::New | Continuity::Restored | Continuity::Lost { .. }) => {
                 self.stop_harness().await;
                 self.end_turn(TurnEnd::Interrupted { delivery_known: true }).await
@@ -76,6 +76,24 @@ impl Driver {
                 Ok(())
             }
         }
+    }
+
+    /// This is the turn that the conversation was taken up for; the next one is not.
+    async fn note_taken_up(&mut self) -> ServiceResult<()> {
+        self.take_rehydrated();
+        self.commit(|change, rows| {
+            let Some(turn) = rows.current_turn() else { return Ok(None) };
+            let noted = TurnSet { rehydrated: Some(true), ..TurnSet::status(turn.ordinal, turn.status) };
+            change.turns.push(TurnWrite::Update(noted));
+            Ok(Some(()))
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Whether the harness took the conversation up for the turn that is about to run. Asking makes it so for this turn alone.
+    fn take_rehydrated(&mut self) -> bool {
+        self.harness.as_mut().is_some_and(|harness| std::mem::take(&mut harness.rehydrated))
     }
 
     /// Tells the harness to end the turn at work, and gives it a while for that.
