@@ -59,9 +59,9 @@ CREATE UNIQUE INDEX sessions_run ON agent_harness_sessions (org_id, run_id);
 CREATE INDEX sessions_of_org ON agent_harness_sessions (org_id, id);
 CREATE INDEX sessions_of_owner ON agent_harness_sessions (org_id, owner_id, id);
 CREATE INDEX sessions_of_thread ON agent_harness_sessions (org_id, thread_id, id) WHERE thread_id IS NOT NULL;
--- What is busy is looked for by lists, by recovery and by the sweeper, among very many that are not.
-CREATE INDEX sessions_busy ON agent_harness_sessions (org_id, status, id)
-    WHERE status IN ('running', 'awaiting_approval', 'errored');
+CREATE INDEX sessions_of_status ON agent_harness_sessions (org_id, status, id);
+-- A turn whose process died before a driver had it: hardly ever more than none.
+CREATE INDEX sessions_stranded ON agent_harness_sessions (session_key) WHERE status = 'running' AND lease_holder IS NULL;
 CREATE INDEX sessions_held ON agent_harness_sessions (lease_holder) WHERE lease_holder IS NOT NULL;
 
 CREATE TABLE turns (
@@ -129,6 +129,8 @@ CREATE TABLE approvals (
 CREATE INDEX approvals_of_org ON approvals (org_id, id);
 CREATE INDEX approvals_of_owner ON approvals (org_id, owner_id, id);
 CREATE INDEX approvals_of_session ON approvals (session_key, id);
+-- What a driver still has to do something about, among all that a long session ever asked.
+CREATE INDEX approvals_open ON approvals (session_key, id) WHERE delivered_at IS NULL;
 CREATE INDEX approvals_pending ON approvals (org_id, id) WHERE status = 'pending';
 CREATE INDEX approvals_expiring ON approvals (expires_at) WHERE status = 'pending' AND expires_at IS NOT NULL;
 

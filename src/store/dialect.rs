@@ -1,7 +1,6 @@
 //! What differs between the databases, and nothing else: how a value is bound and read, how a write begins, how many events go
 //! in with one statement. Everything above speaks [`Statement`]s and [`Record`]s. The module is private: `pub` here means the store.
 
-use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -45,18 +44,25 @@ value_from! {
 /// SQL with its values. Placeholders are `$1`, `$2` … on every database.
 #[derive(Clone, Debug)]
 pub struct Statement {
-    pub(super) sql: Cow<'static, str>,
+    sql: Sql,
     pub(super) binds: Vec<Value>,
+}
+
+/// Text that is cheap to hand on: the driver keeps its own for as long as a statement runs.
+#[derive(Clone, Debug)]
+enum Sql {
+    Literal(&'static str),
+    Assembled(Arc<str>),
 }
 
 impl Statement {
     pub(super) fn new(sql: &'static str) -> Self {
-        Self { sql: Cow::Borrowed(sql), binds: Vec::new() }
+        Self { sql: Sql::Literal(sql), binds: Vec::new() }
     }
 
     /// SQL that was put together from fragments of this program. Never from anything that came from outside.
     pub(super) fn assembled(sql: String, binds: Vec<Value>) -> Self {
-        Self { sql: Cow::Owned(sql), binds }
+        Self { sql: Sql::Assembled(sql.into()), binds }
     }
 
     pub(super) fn bind(mut self, value: impl Into<Value>) -> Self {
@@ -64,10 +70,20 @@ impl Statement {
         self
     }
 
+    /// The question how this one would be answered.
+    #[cfg(test)]
+    pub(super) fn explained(&self) -> Self {
+        let sql = match &self.sql {
+            Sql::Literal(sql) => (*sql).to_owned(),
+            Sql::Assembled(sql) => sql.to_string(),
+        };
+        Self::assembled(format!("EXPLAIN QUERY PLAN {sql}"), self.binds.clone())
+    }
+
     fn sql_str(&self) -> sqlx::SqlStr {
         match &self.sql {
-            Cow::Borrowed(sql) => sql.into_sql_str(),
-            Cow::Owned(sql) => AssertSqlSafe(sql.clone()).into_sql_str(),
+            Sql::Literal(sql) => sql.into_sql_str(),
+            Sql::Assembled(sql) => AssertSqlSafe(Arc::clone(sql)).into_sql_str(),
         }
     }
 }
@@ -115,7 +131,7 @@ pub trait Dialect: Send + Sync + 'static {
     /// Runs a statement; gives how many rows it changed.
     fn execute(
         connection: &mut Connection<Self>,
-        statement: Statement,
+        statement: &Statement,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send
     where
         Self: Sized;
@@ -123,7 +139,7 @@ pub trait Dialect: Send + Sync + 'static {
     /// Runs a statement; gives the rows that it returns. Reads all of them, so that an error at the end is not lost.
     fn fetch(
         connection: &mut Connection<Self>,
-        statement: Statement,
+        statement: &Statement,
     ) -> impl Future<Output = sqlx::Result<Vec<Record>>> + Send
     where
         Self: Sized;
@@ -135,25 +151,28 @@ pub trait Dialect: Send + Sync + 'static {
 /// Binding and reading are the same words for every driver, but their types are not: so they are written once, as a macro.
 macro_rules! dialect_io {
     ($database:ty, int: $int:pat, blob: $blob:pat) => {
-        async fn execute(connection: &mut Connection<Self>, statement: Statement) -> sqlx::Result<u64> {
+        async fn execute(connection: &mut Connection<Self>, statement: &Statement) -> sqlx::Result<u64> {
             let mut query = sqlx::query::<$database>(statement.sql_str());
-            for value in statement.binds {
+            for value in &statement.binds {
                 query = match value {
-                    Value::Int(value) => query.bind(value),
-                    Value::Text(value) => query.bind(value),
-                    Value::Blob(value) => query.bind(value),
+                    Value::Int(value) => query.bind(*value),
+                    Value::Text(value) => query.bind(value.as_deref()),
+                    Value::Blob(value) => query.bind(value.as_deref()),
                 };
             }
             Ok(query.execute(connection).await?.rows_affected())
         }
 
-        async fn fetch(connection: &mut Connection<Self>, statement: Statement) -> sqlx::Result<Vec<Record>> {
+        async fn fetch(
+            connection: &mut Connection<Self>,
+            statement: &Statement,
+        ) -> sqlx::Result<Vec<Record>> {
             let mut query = sqlx::query::<$database>(statement.sql_str());
-            for value in statement.binds {
+            for value in &statement.binds {
                 query = match value {
-                    Value::Int(value) => query.bind(value),
-                    Value::Text(value) => query.bind(value),
-                    Value::Blob(value) => query.bind(value),
+                    Value::Int(value) => query.bind(*value),
+                    Value::Text(value) => query.bind(value.as_deref()),
+                    Value::Blob(value) => query.bind(value.as_deref()),
                 };
             }
             let rows = query.fetch_all(connection).await?;

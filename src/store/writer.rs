@@ -264,7 +264,7 @@ impl<D: Dialect> Writer<D> {
                 // What was given out as seqs is not there; and a connection that cannot roll back is not used again.
                 self.seqs.clear();
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                if D::execute(&mut connection, Statement::new("ROLLBACK")).await.is_ok() {
+                if D::execute(&mut connection, &Statement::new("ROLLBACK")).await.is_ok() {
                     self.connection = Some(connection);
                 }
                 Err(error)
@@ -273,14 +273,14 @@ impl<D: Dialect> Writer<D> {
     }
 
     async fn transact(&mut self, connection: &mut Connection<D>, batch: &[Job]) -> Result<Done, BatchError> {
-        D::execute(connection, Statement::new(D::BEGIN)).await?;
+        D::execute(connection, &Statement::new(D::BEGIN)).await?;
         let mut done = Done::default();
         let mut rows: Vec<EventRow> = Vec::new();
         for job in batch {
             let mut written = run_steps::<D>(connection, &job.write.steps).await?;
             if written.commit == Commit::Done {
                 if let Some(statement) = &job.write.returning {
-                    written.rows = D::fetch(connection, statement.clone()).await?;
+                    written.rows = D::fetch(connection, statement).await?;
                 }
                 for (session, event) in &job.write.events {
                     let seq = self.next_seq(connection, *session, job.write.new_session).await?;
@@ -294,10 +294,10 @@ impl<D: Dialect> Writer<D> {
             done.written.push(written);
         }
         if !rows.is_empty() {
-            D::execute(connection, D::insert_events(&rows).map_err(encoding)?).await?;
+            D::execute(connection, &D::insert_events(&rows).map_err(encoding)?).await?;
         }
         done.events = rows.len();
-        match D::execute(connection, Statement::new("COMMIT")).await {
+        match D::execute(connection, &Statement::new("COMMIT")).await {
             Ok(_) => Ok(done),
             Err(error) => settle::<D>(&self.options, error, rows.first()).await.map(|()| done),
         }
@@ -373,7 +373,7 @@ async fn settle<D: Dialect>(
     let Some(EventRow(session, seq, ..)) = evidence else { return Err(BatchError::Unsure(error)) };
     let mut other = options.connect().await.map_err(unsure)?;
     let question = Statement::new("SELECT seq FROM events WHERE session_key = $1 AND seq = $2");
-    let found = D::fetch(&mut other, question.bind(*session).bind(*seq)).await.map_err(unsure)?;
+    let found = D::fetch(&mut other, &question.bind(*session).bind(*seq)).await.map_err(unsure)?;
     if found.is_empty() { Err(BatchError::Undone(StoreError::Unavailable(error))) } else { Ok(()) }
 }
 
@@ -383,7 +383,7 @@ async fn run_steps<D: Dialect>(
 ) -> Result<Written, BatchError> {
     let mut written = Written { commit: Commit::Done, changed: 0, rows: Vec::new() };
     for step in steps {
-        let rows = D::execute(connection, step.statement.clone()).await?;
+        let rows = D::execute(connection, &step.statement).await?;
         match step.expect {
             Expect::Any => {}
             Expect::One(_) if rows == 1 => {}
@@ -391,7 +391,7 @@ async fn run_steps<D: Dialect>(
             Expect::Guard(_) if rows == 1 => {}
             Expect::Guard(outcome) => {
                 if let Some(undo) = &step.undo {
-                    D::execute(connection, undo.clone()).await?;
+                    D::execute(connection, undo).await?;
                 }
                 written.commit = outcome;
                 return Ok(written);
@@ -407,7 +407,7 @@ async fn last_seq<D: Dialect>(
     session: SessionKey,
 ) -> Result<i64, BatchError> {
     let question = Statement::new("SELECT MAX(seq) AS last FROM events WHERE session_key = $1").bind(session);
-    let rows = D::fetch(connection, question).await?;
+    let rows = D::fetch(connection, &question).await?;
     match rows.first().and_then(|row| row.get("last")) {
         Some(Value::Int(Some(last))) => Ok(*last),
         _ => Ok(0),

@@ -55,7 +55,7 @@ pub(super) fn list_held(limit: i64) -> Statement {
         "SELECT session_key, id, lease_holder FROM agent_harness_sessions WHERE lease_holder IS NOT NULL
          UNION ALL
          SELECT session_key, id, lease_holder FROM agent_harness_sessions
-            WHERE status IN ('running', 'awaiting_approval', 'errored') AND status = 'running' AND lease_holder IS NULL
+            WHERE status = 'running' AND lease_holder IS NULL
          LIMIT $1",
     )
     .bind(limit)

@@ -48,7 +48,7 @@ pub struct SqlStore<D: Dialect> {
 impl<D: Dialect> SqlStore<D> {
     async fn fetch(&self, statement: Statement) -> Result<Vec<Record>> {
         let mut connection = self.readers.acquire().await?;
-        Ok(D::fetch(&mut connection, statement).await?)
+        Ok(D::fetch(&mut connection, &statement).await?)
     }
 
     async fn fetch_one(&self, statement: Statement) -> Result<Option<Record>> {
@@ -246,3 +246,6 @@ impl<D: Dialect> Store for SqlStore<D> {
 fn page_of<T>(rows: Vec<Record>, limit: i64, read: impl Fn(Record) -> Result<T>) -> Result<Page<T>> {
     Ok(Page::of(rows.into_iter().map(read).collect::<Result<_>>()?, limit))
 }
+
+#[cfg(test)]
+mod tests;

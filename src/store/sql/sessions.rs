@@ -1,5 +1,7 @@
 //! Sessions: their rows, and the one transaction that changes one.
 
+use std::fmt::Write as _;
+
 use serde_json::Value as Json;
 
 use super::super::change::{holder_column, limit_columns};
@@ -107,10 +109,21 @@ impl Conditions {
 pub(super) fn list(scope: &Scope, filter: &SessionFilter, page: &PageRequest<SessionId>) -> Statement {
     let mut conditions = Conditions::new(select_session!(""));
     conditions.and("s.org_id = ?", scope.org());
+    let status = match filter.needs_approval {
+        Some(true) => Some(SessionStatus::AwaitingApproval),
+        _ => filter.status,
+    };
+    // What is busy is rare: it is found by its status, whatever else is asked. The owner's index would lead through all the
+    // owner's sessions; a text joined with nothing has no index.
+    let rare = matches!(
+        status,
+        Some(SessionStatus::Running | SessionStatus::AwaitingApproval | SessionStatus::Errored)
+    );
+    let owner_is = if rare { "s.owner_id || '' = ?" } else { "s.owner_id = ?" };
     for owner in [scope.owner(), filter.owner.as_deref()].into_iter().flatten() {
-        conditions.and("s.owner_id = ?", owner);
+        conditions.and(owner_is, owner);
     }
-    if let Some(status) = filter.status {
+    for status in [status, filter.status].into_iter().flatten() {
         conditions.and("s.status = ?", status.as_str());
     }
     if let Some(harness) = &filter.harness {
@@ -122,15 +135,8 @@ pub(super) fn list(scope: &Scope, filter: &SessionFilter, page: &PageRequest<Ses
     if let Some(run) = &filter.run_id {
         conditions.and("s.run_id = ?", run.as_str());
     }
-    match filter.needs_approval {
-        // Said as a status, so that the index of the busy ones serves.
-        Some(true) => {
-            conditions.plain("s.status = 'awaiting_approval'");
-        }
-        Some(false) => {
-            conditions.plain("s.status <> 'awaiting_approval'");
-        }
-        None => {}
+    if filter.needs_approval == Some(false) {
+        conditions.plain("s.status <> 'awaiting_approval'");
     }
     if filter.alive {
         conditions.plain("s.status <> 'destroyed'");
@@ -253,9 +259,22 @@ struct Assignments {
 }
 
 impl Assignments {
+    fn of(head: &str) -> Self {
+        let mut sql = String::with_capacity(512);
+        sql.push_str(head);
+        Self { sql, binds: Vec::with_capacity(24) }
+    }
+
     fn set(&mut self, column: &'static str, value: impl Into<Value>) {
         self.binds.push(value.into());
-        self.sql.push_str(&format!(", {column} = ${}", self.binds.len()));
+        let place = self.binds.len();
+        self.push(format_args!(", {column} = ${place}"));
+    }
+
+    /// Writes on, without a text in between.
+    fn push(&mut self, words: std::fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _ = self.sql.write_fmt(words);
     }
 
     fn bind(&mut self, value: impl Into<Value>) -> usize {
@@ -271,7 +290,7 @@ fn update(
     set: SessionSet,
     resume_state: Option<Option<Vec<u8>>>,
 ) -> Result<Statement> {
-    let mut columns = Assignments { sql: String::from("version = version + 1"), binds: Vec::new() };
+    let mut columns = Assignments::of("UPDATE agent_harness_sessions SET version = version + 1");
     if let Some(state) = &set.state {
         set_state(&mut columns, state);
         columns.set("updated_at", set.at);
@@ -321,14 +340,12 @@ fn update(
     }
     let key = columns.bind(key);
     let version = columns.bind(version);
-    let mut sql = format!(
-        "UPDATE agent_harness_sessions SET {} WHERE session_key = ${key} AND version = ${version}",
-        columns.sql
-    );
+    columns.push(format_args!(" WHERE session_key = ${key} AND version = ${version}"));
     if let Some(epoch) = epoch {
-        sql.push_str(&format!(" AND lease_epoch = ${}", columns.bind(epoch)));
+        let epoch = columns.bind(epoch);
+        columns.push(format_args!(" AND lease_epoch = ${epoch}"));
     }
-    Ok(Statement::assembled(sql, columns.binds))
+    Ok(Statement::assembled(columns.sql, columns.binds))
 }
 
 fn set_state(columns: &mut Assignments, state: &SessionState) {
