@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::Instrument;
@@ -39,7 +39,7 @@ const INTERRUPTED: &[u8] = b": interrupted, reconnect\n\n";
 /// The answer that streams what a tail gives.
 pub fn answer(service: &Arc<Service>, tail: Tail, key: KeyId) -> Response {
     let (out, chunks) = mpsc::channel(QUEUE);
-    let stream = Stream { service: Arc::clone(service), tail, key, out: Out(out) };
+    let stream = Stream { service: Arc::clone(service), tail, key, check: ticks(KEY_CHECK), out: Out(out) };
     tokio::spawn(stream.run().in_current_span());
     let body = Body::from_stream(ReceiverStream::new(chunks).map(Ok::<_, std::convert::Infallible>));
     let mut response = Response::new(body);
@@ -69,6 +69,8 @@ struct Stream {
     service: Arc<Service>,
     tail: Tail,
     key: KeyId,
+    /// When the key is looked at again: a time of the stream's own, for a stream may never pause.
+    check: Interval,
     out: Out,
 }
 
@@ -90,9 +92,8 @@ impl Stream {
 
     /// The next events; `None` after the last. Meanwhile the stream says that it lives and its key is watched.
     async fn next(&mut self) -> Result<Option<Vec<Arc<Published>>>, Over> {
-        let Self { service, tail, key, out } = self;
+        let Self { service, tail, key, check, out } = self;
         let mut alive = ticks(KEEP_ALIVE);
-        let mut check = ticks(KEY_CHECK);
         // Held across ticks: to ask anew at each tick would be to read the database at each tick.
         let mut next = pin!(tail.next());
         loop {
@@ -125,7 +126,7 @@ impl Stream {
     }
 }
 
-fn ticks(period: Duration) -> tokio::time::Interval {
+fn ticks(period: Duration) -> Interval {
     let mut ticks = interval_at(Instant::now() + period, period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks

@@ -208,6 +208,21 @@ async fn sec_15_a_revoked_key_loses_its_stream_within_seconds() {
 }
 
 #[tokio::test]
+async fn sec_15_a_revoked_key_loses_a_stream_that_never_pauses_as_well() {
+    let home = Home::new();
+    let server = home.start().await;
+    let api = server.api();
+    let session = id(&api.create_detached("/tokens 1000000 100").await);
+    let key = home.make_key(&["--org", "default", "--role", "admin"]).await;
+    let mut stream = server.api_with(&key).follow(&session, "").await;
+    stream.until("text.delta").await;
+    let key_id = key.strip_prefix("ostler_").unwrap().rsplit_once('_').unwrap().0.to_owned();
+    assert!(home.command(&["keys", "revoke", &key_id]).output().await.unwrap().status.success());
+    crate::support::within("the end of the stream", async { while stream.next().await.is_some() {} }).await;
+    assert_eq!(api.session(&session).await["status"], "running", "the turn goes on");
+}
+
+#[tokio::test]
 async fn row_76_a_transcript_folds_the_conversation_and_cuts_long_results() {
     let home = Home::new();
     let server = home.start().await;

@@ -41,10 +41,7 @@ async fn no_frequent_question_reads_more_than_it_answers() {
     let run = SessionFilter { run_id: Some("r".into()), ..SessionFilter::default() };
     let pending = ApprovalFilter { status: Some(ApprovalStatus::Pending), ..ApprovalFilter::default() };
     let table = [
-        (
-            sessions::find(&own, &SessionRef::Id(SessionId::mint())),
-            "sessions_of_org",
-        ),
+        (sessions::find(&own, &SessionRef::Id(SessionId::mint())), "sessions_of_org"),
         (sessions::find(&own, &SessionRef::Run("r".into())), "sessions_run"),
         (sessions::find_by_key(key), "INTEGER PRIMARY KEY"),
         (sessions::list(&org, &all, &first()), "sessions_of_org"),
