@@ -6,14 +6,11 @@ use std::sync::Arc;
 
 use axum::Router;
 use ostler::clock::{Clock, Timestamp};
-use ostler::domain::approval::PermissionMode;
-use ostler::domain::limits::Limits;
 use ostler::domain::scope::Role;
-use ostler::domain::session::{Session, SessionState};
-use ostler::domain::turn::Usage;
+use ostler::domain::session::Session;
 use ostler::harness::Registry;
 use ostler::http::{HttpOptions, ServerOptions, router, serve};
-use ostler::ids::{SessionId, SessionKey, mint_run_id};
+use ostler::ids::SessionKey;
 use ostler::service::{KeySpec, Service, ServiceOptions};
 use ostler::store::{Change, Commit, Seal, SharedStore, SqlStore, StoreOptions};
 use secrecy::ExposeSecret;
@@ -89,39 +86,13 @@ pub async fn listen(router: Router) -> SocketAddr {
 
 /// A session that is not stored yet.
 pub fn session(owner: &str) -> Session {
-    let id = SessionId::mint();
+    let key = SessionKey::mint().unwrap();
+    let new = Session::new(key, ORG.to_owned(), owner.to_owned(), "demo".to_owned(), THEN);
     Session {
-        key: SessionKey::mint().unwrap(),
-        workspace: format!("/nowhere/{id}"),
-        id,
-        run_id: mint_run_id(),
-        thread_id: None,
-        org_id: ORG.to_owned(),
-        owner_id: owner.to_owned(),
-        harness: "demo".to_owned(),
+        workspace: format!("/nowhere/{}", new.id),
         title: "A session of the usual kind".to_owned(),
         metadata: BTreeMap::from([("project".to_owned(), "ostler".to_owned())]),
-        instructions: None,
-        permission_mode: PermissionMode::Ask,
-        limits: Limits::default(),
         settings: json!({"token_delay_ms": 0}),
-        state: SessionState::Idle,
-        wish: None,
-        turn: None,
-        turn_count: 0,
-        queued_turns: 0,
-        pending_approval: None,
-        pending_approval_count: 0,
-        resolved_approval_ids: Vec::new(),
-        native_id: None,
-        started: false,
-        has_resume_state: false,
-        usage: Usage::NONE,
-        last_event_seq: 0,
-        holder: None,
-        version: 1,
-        created_at: THEN,
-        updated_at: THEN,
-        last_active_at: THEN,
+        ..new
     }
 }

@@ -279,7 +279,7 @@ mod tests {
                "harness": "demo", "title": title, "status": status, "live": true, "resumable": true, "stop_cause": null,
                "pending_approval": null, "pending_approval_count": 0, "turn": null, "queued_turns": 0,
                "usage": {"input_tokens": 12, "output_tokens": 34, "total_tokens": 46, "complete": true},
-               "permission_mode": "ask", "workspace": "/work/1", "metadata": {}, "last_event_seq": 5,
+               "permission_mode": "ask", "workspace": "/space/1", "metadata": {}, "last_event_seq": 5,
                "created_at": "2025-07-01T11:57:00.000Z", "last_active_at": "2025-07-01T11:59:30.000Z"})
     }
 
@@ -350,7 +350,7 @@ mod tests {
           harness     demo
           owner       alice@example.com · acme
           permissions ask
-          workspace   /work/1
+          workspace   /space/1
           created     3m ago
           active      30s ago
           tokens      12 in, 34 out

@@ -192,9 +192,9 @@ mod tests {
             config.after_new[0].params_for("s-1"),
             serde_json::json!({"sessionId": "s-1", "modeId": "read-only"})
         );
-        let places = Places { state_dir: "/state", workspace: "/work" };
+        let places = Places { state_dir: "/state", workspace: "/space" };
         assert_eq!(places.fill(&config.env["CODEX_HOME"]), "/state/.codex");
-        assert_eq!(places.fill("{workspace}:{other}"), "/work:{other}");
+        assert_eq!(places.fill("{workspace}:{other}"), "/space:{other}");
     }
 
     #[test]

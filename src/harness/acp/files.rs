@@ -228,25 +228,25 @@ mod tests {
 
     #[test]
     fn row_80_paths_are_compared_part_by_part() {
-        let roots = Roots::plain("/work");
+        let roots = Roots::plain("/space");
         for (path, inside) in [
             ("src/a", "src/a"),
-            ("/work/src/a", "src/a"),
-            ("/work", "."),
-            ("/work/", "."),
+            ("/space/src/a", "src/a"),
+            ("/space", "."),
+            ("/space/", "."),
             (".", "."),
             ("..foo", "..foo"),
-            ("/work/..foo", "..foo"),
+            ("/space/..foo", "..foo"),
             ("a/../b", "a/../b"),
         ] {
             assert_eq!(roots.relative(path), Some(PathBuf::from(inside)), "{path}");
         }
         for path in
-            ["../x", "/etc/passwd", "/work2/x", "", "/work/../etc", "a/../../x", "/work/../work/x", "/"]
+            ["../x", "/etc/passwd", "/space2/x", "", "/space/../etc", "a/../../x", "/space/../space/x", "/"]
         {
             assert_eq!(roots.relative(path), None, "{path}");
         }
-        assert_eq!(roots.shown("/work/src/a"), "src/a");
+        assert_eq!(roots.shown("/space/src/a"), "src/a");
         assert_eq!(roots.shown("/etc/passwd"), "/etc/passwd");
     }
 
@@ -323,13 +323,13 @@ mod tests {
     #[test]
     fn requests_are_the_schema_s() {
         use agent_client_protocol_schema::v1 as acp;
-        let mut read = acp::ReadTextFileRequest::new("s-1", "/work/a");
+        let mut read = acp::ReadTextFileRequest::new("s-1", "/space/a");
         read.line = Some(2);
         let read = ReadFile::deserialize(serde_json::to_value(read).unwrap()).unwrap();
-        assert_eq!((read.path.as_str(), read.line, read.limit), ("/work/a", Some(2), None));
-        let write = acp::WriteTextFileRequest::new("s-1", "/work/a", "x");
+        assert_eq!((read.path.as_str(), read.line, read.limit), ("/space/a", Some(2), None));
+        let write = acp::WriteTextFileRequest::new("s-1", "/space/a", "x");
         let write = WriteFile::deserialize(serde_json::to_value(write).unwrap()).unwrap();
-        assert_eq!((write.path.as_str(), write.content.as_str()), ("/work/a", "x"));
+        assert_eq!((write.path.as_str(), write.content.as_str()), ("/space/a", "x"));
     }
 
     #[test]

@@ -138,7 +138,7 @@ mod tests {
             "PATH" | "TERM" | "KEY" | "SECRET" => Some(OsString::from(format!("own {name}"))),
             _ => None,
         };
-        let places = Places { state_dir: "/state", workspace: "/work" };
+        let places = Places { state_dir: "/state", workspace: "/space" };
         let env = environment(&config, "ses_1/2.3", places, own);
         let shown: Vec<String> = env
             .iter()
@@ -153,7 +153,7 @@ mod tests {
                 "PATH=own PATH",
                 "TERM=dumb",
                 "TMPDIR=/state/tmp",
-                "X=/work"
+                "X=/space"
             ]
         );
     }
@@ -162,12 +162,12 @@ mod tests {
     fn files_are_written_once_and_only_below_the_state_directory() {
         let state = tempfile::tempdir().unwrap();
         let outside = tempfile::tempdir().unwrap();
-        let places = Places { state_dir: state.path().to_str().unwrap(), workspace: "/work" };
+        let places = Places { state_dir: state.path().to_str().unwrap(), workspace: "/space" };
         let config = config("command = [\"a\"]\nfiles = { \".codex/config.toml\" = \"cwd={workspace}\" }");
         let prepare = || prepare(&config, "/bin/sh".into(), &SessionId::mint(), places);
         let first = prepare().unwrap();
         let file = state.path().join(".codex/config.toml");
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "cwd=/work");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "cwd=/space");
         std::fs::write(&file, "changed").unwrap();
         let second = prepare().unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "changed");

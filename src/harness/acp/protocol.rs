@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn what_we_send_is_what_the_schema_reads() {
         assert_schema::<acp::InitializeRequest>(&Initialize::ours());
-        let open = |session_id| OpenSession { session_id, cwd: "/work", mcp_servers: [] };
+        let open = |session_id| OpenSession { session_id, cwd: "/space", mcp_servers: [] };
         assert_schema::<acp::NewSessionRequest>(&open(None));
         assert_schema::<acp::LoadSessionRequest>(&open(Some("s-1")));
         assert_schema::<acp::ResumeSessionRequest>(&open(Some("s-1")));

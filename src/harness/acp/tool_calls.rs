@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     fn feed(calls: &mut ToolCalls, update: Value) -> Vec<Output> {
-        calls.update(update, &Roots::plain("/work"))
+        calls.update(update, &Roots::plain("/space"))
     }
 
     fn started(id: &str, name: &str, kind: &str, input: Value) -> Output {
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn row_82_a_completed_edit_is_its_file_changes_then_the_end_with_name_and_input_from_before() {
         let mut calls = ToolCalls::default();
-        let input = json!({"path": "/work/a", "text": "x"});
+        let input = json!({"path": "/space/a", "text": "x"});
         let first = feed(
             &mut calls,
             json!({"toolCallId": "c1", "title": "Edit a", "kind": "edit", "status": "pending", "rawInput": input}),
@@ -289,8 +289,8 @@ mod tests {
         let last = feed(
             &mut calls,
             json!({"toolCallId": "c1", "status": "completed", "content": [
-                {"type": "diff", "path": "/work/a", "oldText": "", "newText": "x"},
-                {"type": "diff", "path": "/work/b/c", "newText": "y"},
+                {"type": "diff", "path": "/space/a", "oldText": "", "newText": "x"},
+                {"type": "diff", "path": "/space/b/c", "newText": "y"},
                 {"type": "content", "content": {"type": "text", "text": "done"}}]}),
         );
         assert_eq!(
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn changes_told_before_the_end_count_when_the_end_does_not_tell_them_and_never_when_it_failed() {
-        let content = json!([{"type": "diff", "path": "/work/a", "oldText": null, "newText": "x"}]);
+        let content = json!([{"type": "diff", "path": "/space/a", "oldText": null, "newText": "x"}]);
         let mut calls = ToolCalls::default();
         feed(&mut calls, json!({"toolCallId": "c1", "title": "Edit", "content": content}));
         let outputs = feed(&mut calls, json!({"toolCallId": "c1", "status": "completed"}));
@@ -361,7 +361,7 @@ mod tests {
         let mut calls = ToolCalls::default();
         feed(&mut calls, json!({"toolCallId": "z", "title": "first"}));
         feed(&mut calls, json!({"toolCallId": "a", "title": "second"}));
-        calls.question(json!({"toolCallId": "q", "title": "asked only"}), &Roots::plain("/work"));
+        calls.question(json!({"toolCallId": "q", "title": "asked only"}), &Roots::plain("/space"));
         let outputs = calls.end_all("the turn ended");
         let why = json!("the turn ended");
         assert_eq!(
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_question_shows_its_own_words_first_then_what_was_told_before() {
-        let roots = Roots::plain("/work");
+        let roots = Roots::plain("/space");
         let mut calls = ToolCalls::default();
         feed(
             &mut calls,
@@ -408,7 +408,7 @@ mod tests {
         let input = json!({"command": ["ls"]});
         calls.question(
             json!({"toolCallId": "c1", "title": "ls", "kind": "execute", "rawInput": input}),
-            &Roots::plain("/work"),
+            &Roots::plain("/space"),
         );
         assert_eq!(
             feed(&mut calls, json!({"toolCallId": "c1", "status": "completed"})),

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn one(update: Value) -> Vec<Output> {
-        outputs(update, &mut ToolCalls::default(), &Roots::plain("/work"))
+        outputs(update, &mut ToolCalls::default(), &Roots::plain("/space"))
     }
 
     fn raw(label: &str, update: &Value) -> Output {
