@@ -269,7 +269,7 @@ async fn a_lost_conversation_is_never_silent() {
 }
 
 #[tokio::test]
-async fn killed_while_an_approval_waits_it_is_orphaned_and_the_session_takes_prompts() {
+async fn rows_33_and_34_killed_while_an_approval_waits_it_is_orphaned_and_the_session_takes_prompts() {
     let (home, server, api) = service(&["script"]).await;
     let created = create(&api, "remember blue\nrun make").await;
     let (session, asked) = (id(&created), id(&created["pending_approval"]));
