@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::app::{self, StartError};
 use crate::clock::{Clock, Timestamp};
-use crate::config::{DataArgs, Mistakes};
+use crate::config::{DataArgs, DataConfig, Mistakes};
 use crate::domain::scope::{Permission, Role};
 use crate::ids::KeyId;
 use crate::service::{KeySpec, ServiceError};
@@ -105,6 +105,10 @@ enum KeysError {
     Service(#[from] ServiceError),
     #[error("the database cannot be used")]
     Store(#[from] StoreError),
+    #[error(
+        "there is no database at {0}; say with --data-dir or --database-url where the service keeps its data"
+    )]
+    NoDatabase(String),
     #[error("there is no key {0}")]
     NoSuchKey(KeyId),
     #[error(transparent)]
@@ -124,11 +128,24 @@ pub async fn run(command: KeysCommand) -> ExitCode {
     ExitCode::from(if usage { 2 } else { 1 })
 }
 
-async fn open(data: &DataArgs) -> Result<SharedStore, KeysError> {
+async fn open(data: DataConfig) -> Result<SharedStore, KeysError> {
+    Ok(app::open_store(&data).await?)
+}
+
+fn resolve(data: &DataArgs) -> Result<DataConfig, KeysError> {
     let mut data = data.resolve().map_err(KeysError::Mistakes)?;
     // The service may be running on it.
     data.store.exclusive = false;
-    Ok(app::open_store(&data).await?)
+    Ok(data)
+}
+
+/// Where there is nothing to look at, nothing is made either: a mistyped directory is told as such.
+async fn open_existing(data: &DataArgs) -> Result<SharedStore, KeysError> {
+    let data = resolve(data)?;
+    if !data.store.path.exists() {
+        return Err(KeysError::NoDatabase(data.store.path.display().to_string()));
+    }
+    open(data).await
 }
 
 async fn create(args: CreateArgs) -> Result<(), KeysError> {
@@ -140,7 +157,7 @@ async fn create(args: CreateArgs) -> Result<(), KeysError> {
         expires_at: args.expires_at,
     };
     let made = spec.prepare(Clock::System.now())?;
-    let store = open(&args.data).await?;
+    let store = open(resolve(&args.data)?).await?;
     store.insert_key(&made.key).await?;
     store.close().await;
     let token = made.token.expose_secret();
@@ -162,7 +179,7 @@ async fn create(args: CreateArgs) -> Result<(), KeysError> {
 }
 
 async fn list(args: ListArgs) -> Result<(), KeysError> {
-    let store = open(&args.data).await?;
+    let store = open_existing(&args.data).await?;
     let mut out = io::stdout().lock();
     let mut before = None;
     if !args.json {
@@ -195,7 +212,7 @@ async fn list(args: ListArgs) -> Result<(), KeysError> {
 }
 
 async fn revoke(args: RevokeArgs) -> Result<(), KeysError> {
-    let store = open(&args.data).await?;
+    let store = open_existing(&args.data).await?;
     let key = store.find_key(&args.key).await?.ok_or_else(|| KeysError::NoSuchKey(args.key.clone()))?;
     store.revoke_key(&key.org, &key.id, Clock::System.now()).await?;
     store.close().await;

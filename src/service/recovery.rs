@@ -13,7 +13,7 @@ use crate::domain::recovery::{RecoveryPlan, Stranded, plan};
 use crate::domain::session::{StopCause, Wish};
 use crate::domain::turn::TurnEnd;
 use crate::ids::SessionKey;
-use crate::store::{Change, HeldSession};
+use crate::store::{Change, Commit, HeldSession};
 
 /// Sessions that one pass takes care of, beside those that are live here; the next pass takes the rest.
 const PASS: usize = 1000;
@@ -64,7 +64,10 @@ impl Service {
         let mut change = Change::held(&rows.session, &lease, self.clock.now());
         change.set.release = true;
         let goes_on = carry_out(&mut change, &rows, &planned)?;
-        self.store.commit(change).await?;
+        if self.store.commit(change).await? != Commit::Done {
+            // Somebody changed it since it was claimed: what was planned is not what it needs any more. The next pass plans anew.
+            return Ok(false);
+        }
         if let RecoveryPlan::End(end) = &planned {
             self.count_turn(end);
         }

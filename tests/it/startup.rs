@@ -110,3 +110,16 @@ async fn keys_are_made_listed_and_revoked_while_the_service_runs() {
         home.command(&["keys", "revoke", "key_0197a0c0c0c07000a000a000a000a000"]).output().await.unwrap();
     assert_eq!(absent.status.code(), Some(1));
 }
+
+#[tokio::test]
+async fn looking_for_keys_where_there_is_no_database_makes_none() {
+    let home = Home::new();
+    let elsewhere = home.path().join("mistyped");
+    for arguments in [&["keys", "ls"][..], &["keys", "revoke", "key_0197a0c0c0c07000a000a000a000a000"]] {
+        let output = home.command(arguments).arg("--data-dir").arg(&elsewhere).output().await.unwrap();
+        let words = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words}");
+        assert!(words.contains("there is no database") && words.contains("--data-dir"), "{words}");
+    }
+    assert!(!elsewhere.exists());
+}
