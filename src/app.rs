@@ -16,7 +16,7 @@ use crate::domain::approval::hex;
 use crate::domain::scope::Role;
 use crate::http::{self, AllowedHosts, HttpOptions, ServerOptions};
 use crate::service::{KeySpec, Service, ServiceError};
-use crate::store::{OpenError, Seal, SealError, SharedStore, SqlStore, StoreError};
+use crate::store::{self, Location, OpenError, Seal, SealError, SharedStore, StoreError};
 
 /// Why the service could not start.
 #[derive(Debug, Error)]
@@ -77,14 +77,17 @@ pub struct FirstKey {
     pub path: PathBuf,
 }
 
-/// Opens the store of a data directory.
+/// Opens the store of a data directory. The operator's commands, which work beside the service, seal nothing and make no key.
 ///
 /// # Errors
 /// See [`StartError`].
 pub async fn open_store(data: &DataConfig) -> Result<SharedStore, StartError> {
-    make_private_directory(&data.data_dir)?;
-    let seal = Seal::new(seal_key(data)?)?;
-    Ok(Arc::new(SqlStore::open(&data.store, seal).await?))
+    let serves = data.store.exclusive;
+    if serves || matches!(data.store.location, Location::Sqlite(_)) {
+        make_private_directory(&data.data_dir)?;
+    }
+    let seal = if serves { Seal::new(seal_key(data)?)? } else { Seal::new(random_key()?.to_vec())? };
+    Ok(store::open(&data.store, seal).await?)
 }
 
 impl App {
@@ -96,10 +99,10 @@ impl App {
         let store = open_store(&config.data).await?;
         let first_key = make_first_key(&store, &config.data.data_dir).await?;
         let service = Service::new(store, config.harnesses, Clock::System, config.service);
-        service.run_background().await?;
         let refused = |error| StartError::Listen { address: config.listen, error };
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
+        service.run_background().await?;
         Ok(Self { service, listener, public_hosts: config.public_hosts, address, first_key })
     }
 
@@ -157,15 +160,19 @@ fn write_secret(path: &Path, secret: &str) -> Result<bool, StartError> {
     Ok(true)
 }
 
+fn random_key() -> Result<[u8; 32], SealError> {
+    let mut fresh = [0; 32];
+    getrandom::fill(&mut fresh).map_err(|_| SealError::Unsealable)?;
+    Ok(fresh)
+}
+
 /// The configured key, else the one of the data directory, made at the first start.
 fn seal_key(data: &DataConfig) -> Result<Vec<u8>, StartError> {
     let path = data.data_dir.join("seal.key");
     let text = match &data.seal_key {
         Some(key) => key.clone(),
         None => {
-            let mut fresh = [0; 32];
-            getrandom::fill(&mut fresh).map_err(|_| SealError::Unsealable)?;
-            write_secret(&path, &hex(&fresh))?;
+            write_secret(&path, &hex(&random_key()?))?;
             SecretString::from(std::fs::read_to_string(&path).map_err(at(&path))?)
         }
     };

@@ -15,7 +15,7 @@ use crate::domain::approval::PermissionMode;
 use crate::harness::{HarnessConfig, Registry};
 use crate::http::AllowedHosts;
 use crate::service::ServiceOptions;
-use crate::store::{OpenError, StoreOptions};
+use crate::store::{Instance, Location, OpenError, StoreOptions};
 use crate::telemetry::LogFormat;
 
 /// The flags that say where the data is: the service and the key commands share them.
@@ -24,7 +24,7 @@ pub struct DataArgs {
     /// Directory for the database, keys and workspaces [default: ./ostler-data]
     #[arg(long, env = "OSTLER_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<String>,
-    /// sqlite:PATH [default: sqlite:DATA_DIR/ostler.db]
+    /// sqlite:PATH or postgres://USER:PASSWORD@HOST/DATABASE [default: sqlite:DATA_DIR/ostler.db]
     #[arg(long, env = "OSTLER_DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub database_url: Option<String>,
     /// Configuration file [default: ./ostler.toml where there is one]
@@ -41,6 +41,18 @@ pub struct ServeArgs {
     /// Where the data is.
     #[command(flatten)]
     pub data: DataArgs,
+    /// Name of the place where this replica runs; each process on one data directory has its own [default: the host's name]
+    #[arg(long, env = "OSTLER_INSTANCE", value_name = "NAME")]
+    pub instance: Option<String>,
+    /// Time after its last sign of life at which other replicas take a replica's sessions over [default: 10]
+    #[arg(long, env = "OSTLER_REPLICA_TTL_SECONDS", value_name = "SECONDS")]
+    pub replica_ttl_seconds: Option<String>,
+    /// Whether replicas tell each other at once what they changed: on, or off to find out by looking alone [default: on]
+    #[arg(long, env = "OSTLER_HINTS", value_name = "ON|OFF")]
+    pub hints: Option<String>,
+    /// Refuse a database that lacks migrations instead of applying them
+    #[arg(long, env = "OSTLER_NO_MIGRATE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub no_migrate: bool,
     /// Address to listen on [default: 127.0.0.1:7070]
     #[arg(long, env = "OSTLER_LISTEN", value_name = "ADDR")]
     pub listen: Option<String>,
@@ -92,6 +104,10 @@ struct File {
     data_dir: Option<String>,
     database_url: Option<String>,
     seal_key: Option<SecretString>,
+    instance: Option<String>,
+    replica_ttl_seconds: Option<Number>,
+    hints: Option<String>,
+    no_migrate: Option<bool>,
     listen: Option<String>,
     #[serde(default)]
     public_host: Vec<String>,
@@ -228,9 +244,10 @@ impl ServeArgs {
     pub fn resolve(&self) -> Result<Config, Mistakes> {
         let mut reading = Reading::default();
         let file = read_file(self.data.config.as_deref(), &mut reading);
-        let data = resolve_data(&self.data, &file, &mut reading);
+        let mut data = resolve_data(&self.data, &file, &mut reading);
+        self.resolve_replica(&file, &mut data, &mut reading);
         let (listen, public_hosts) = self.resolve_listen(&file, &mut reading);
-        let service = self.resolve_service(&file, &data.data_dir, &mut reading);
+        let service = self.resolve_service(&file, &data, &mut reading);
         let harnesses = Registry::new(&file.harness).unwrap_or_else(|wrong| {
             reading.0.extend(wrong.iter().map(ToString::to_string));
             Registry::default()
@@ -272,7 +289,34 @@ impl ServeArgs {
         (listen, allowed)
     }
 
-    fn resolve_service(&self, file: &File, data_dir: &Path, reading: &mut Reading) -> ServiceOptions {
+    /// What this process is among others on the same database.
+    fn resolve_replica(&self, file: &File, data: &mut DataConfig, reading: &mut Reading) {
+        let store = &mut data.store;
+        store.migrate = !(self.no_migrate || file.no_migrate.unwrap_or(false));
+        store.hints = match self.hints.as_ref().or(file.hints.as_ref()).map(String::as_str) {
+            None | Some("on") => true,
+            Some("off") => false,
+            Some(other) => {
+                reading.0.push(format!("hints: {other:?} is neither on nor off"));
+                true
+            }
+        };
+        let ttl = reading.seconds(
+            "replica_ttl_seconds",
+            self.replica_ttl_seconds.as_ref(),
+            file.replica_ttl_seconds.as_ref(),
+            store.replica_ttl.as_secs_f64(),
+        );
+        // Shorter ones are lost to an ordinary hiccup of the disk.
+        if ttl < Duration::from_secs(1) {
+            reading.0.push("replica_ttl_seconds: must be at least 1".to_owned());
+        }
+        store.replica_ttl = ttl;
+        let name = self.instance.as_ref().or(file.instance.as_ref()).cloned();
+        store.instance = Some(Instance::new(name, data.data_dir.join("instances")));
+    }
+
+    fn resolve_service(&self, file: &File, data: &DataConfig, reading: &mut Reading) -> ServiceOptions {
         let mode = self.max_permission_mode.as_ref().or(file.max_permission_mode.as_ref());
         let mode = mode.map_or(Ok(PermissionMode::AllowAll), |mode| {
             PermissionMode::parse(mode).ok_or_else(|| {
@@ -314,7 +358,10 @@ impl ServeArgs {
         let mut seconds = |name: &str, flag: Option<&String>, number: Option<&Number>, default| {
             reading.seconds(name, flag, number, default)
         };
-        let defaults = ServiceOptions::new(data_dir.to_owned());
+        let defaults = ServiceOptions {
+            replica_ttl: data.store.replica_ttl,
+            ..ServiceOptions::new(data.data_dir.clone())
+        };
         let options = ServiceOptions {
             idle_ttl: seconds(
                 "idle_ttl_seconds",
@@ -383,13 +430,13 @@ fn resolve_data(args: &DataArgs, file: &File, reading: &mut Reading) -> DataConf
     let absolute = std::path::absolute(data_dir).map_err(|error| format!("data_dir: {data_dir}: {error}"));
     let data_dir = reading.note(absolute, PathBuf::from(data_dir));
     let url = args.database_url.as_ref().or(file.database_url.as_ref());
-    let default = StoreOptions { path: data_dir.join("ostler.db"), exclusive: true };
+    let default = StoreOptions::new(Location::Sqlite(data_dir.join("ostler.db")));
     let store = match url {
         None => default,
         // The URL may hold a password: what is wrong is told without it.
         Some(url) => match StoreOptions::from_url(url) {
             Ok(store) => store,
-            Err(error @ (OpenError::Scheme { .. } | OpenError::Path { .. })) => {
+            Err(error @ (OpenError::Scheme { .. } | OpenError::Path { .. } | OpenError::Url)) => {
                 reading.0.push(format!("database_url: {error}"));
                 default
             }

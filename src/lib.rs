@@ -8,7 +8,7 @@ pub mod domain;
 pub mod harness;
 pub mod http;
 pub mod ids;
-pub mod keys;
+pub mod operator;
 pub mod service;
 pub mod store;
 pub mod telemetry;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use ostler::app::{self, App};
 use ostler::config::ServeArgs;
-use ostler::{cli, keys, telemetry};
+use ostler::{cli, operator, telemetry};
 use secrecy::ExposeSecret as _;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -29,9 +29,8 @@ fn after_help() -> String {
 enum Command {
     /// Run the service
     Serve(Box<ServeArgs>),
-    /// Make, list and revoke API keys, directly in the database
-    #[command(subcommand)]
-    Keys(keys::KeysCommand),
+    #[command(flatten)]
+    Operator(operator::OperatorCommand),
     #[command(flatten)]
     Client(cli::ClientCommand),
 }
@@ -40,7 +39,7 @@ enum Command {
 async fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve(&args).await,
-        Command::Keys(command) => keys::run(command).await,
+        Command::Operator(command) => operator::run(command).await,
         Command::Client(command) => cli::run(command).await,
     }
 }

@@ -12,7 +12,7 @@ use ostler::harness::Registry;
 use ostler::http::{HttpOptions, ServerOptions, router, serve};
 use ostler::ids::SessionKey;
 use ostler::service::{KeySpec, Service, ServiceOptions};
-use ostler::store::{Change, Commit, Seal, SharedStore, SqlStore, StoreOptions};
+use ostler::store::{self, Change, Commit, Location, Seal, SharedStore, StoreOptions};
 use secrecy::ExposeSecret;
 use serde_json::json;
 use tempfile::TempDir;
@@ -37,9 +37,8 @@ pub struct Home {
 impl Home {
     pub async fn open() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let options = StoreOptions { path: directory.path().join("ostler.db"), exclusive: true };
-        let store: SharedStore =
-            Arc::new(SqlStore::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap());
+        let options = StoreOptions::new(Location::Sqlite(directory.path().join("ostler.db")));
+        let store: SharedStore = store::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
         let spec = KeySpec {
             org: ORG.to_owned(),
             owner: None,

@@ -46,4 +46,28 @@ impl Lease {
     pub fn epoch(&self) -> i64 {
         self.epoch
     }
+
+    /// The lease's name, for what is written under it elsewhere.
+    pub fn reference(&self) -> LeaseRef {
+        LeaseRef { session: self.session, epoch: self.epoch }
+    }
+}
+
+/// Names a lease, without being it: what is written under it is refused when it is not held any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseRef {
+    session: SessionKey,
+    epoch: i64,
+}
+
+impl LeaseRef {
+    /// The session that is held.
+    pub fn session(&self) -> SessionKey {
+        self.session
+    }
+
+    /// The fencing token.
+    pub fn epoch(&self) -> i64 {
+        self.epoch
+    }
 }

@@ -308,6 +308,7 @@ fn of_store(error: &StoreError) -> ApiError {
     let code = match error {
         StoreError::Unavailable(_) | StoreError::Unknown(_) => ErrorCode::StorageUnavailable,
         StoreError::Closed => ErrorCode::ShuttingDown,
+        StoreError::LeaseLost => ErrorCode::Overloaded,
         StoreError::Rejected(_)
         | StoreError::Corrupt { .. }
         | StoreError::Mismatch { .. }
@@ -382,6 +383,7 @@ impl From<ServiceError> for ApiError {
             // Another try finds whoever holds it.
             ServiceError::Overloaded(_) | ServiceError::LeaseLost => plain(C::Overloaded),
             ServiceError::ShuttingDown => plain(C::ShuttingDown),
+            ServiceError::NotReady(_) => plain(C::StorageUnavailable),
             ServiceError::Scope(error) => of_scope(*error),
             ServiceError::Unauthenticated => plain(C::Unauthenticated),
             ServiceError::Store(error) => of_store(error),

@@ -23,7 +23,7 @@ use super::Http;
 use super::auth::Anyone;
 use super::error::{ApiError, ApiResult};
 use super::views::View;
-use crate::service::{Service, ServiceError};
+use crate::service::Service;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Http> {
@@ -46,16 +46,14 @@ async fn healthz() -> View<HealthView> {
     View(HealthView { status: "ok" })
 }
 
-/// Whether it takes requests: the database answers and it is not going down. Needs no key.
+/// Whether it takes requests: the database answers and has the schema that is needed, this replica may hold sessions, and it is
+/// not going down. If not, the problem says what is wrong. Needs no key.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations", operation_id = "readyz", security(()),
     responses((status = 200, description = "It does", body = HealthView)),
 )]
 async fn readyz(State(service): State<Arc<Service>>) -> ApiResult<View<HealthView>> {
-    if service.closing().is_cancelled() {
-        return Err(ServiceError::ShuttingDown.into());
-    }
-    service.store().ping().await.map_err(ServiceError::Store)?;
+    service.check_ready().await?;
     Ok(View(HealthView { status: "ready" }))
 }
 

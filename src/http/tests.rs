@@ -19,7 +19,7 @@ use crate::domain::scope::{Permission, Role};
 use crate::harness::Registry;
 use crate::ids::{ApprovalId, KeyId, SessionId, TurnId};
 use crate::service::{KeySpec, ServiceOptions};
-use crate::store::{Seal, SqlStore, Sqlite, StoreOptions};
+use crate::store::{self, Location, Seal, StoreOptions};
 
 struct App {
     router: Router,
@@ -123,11 +123,12 @@ impl Reader {
 impl App {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let options = StoreOptions { path: dir.path().join("ostler.db"), exclusive: true };
-        let store = SqlStore::<Sqlite>::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
+        let options = StoreOptions::new(Location::Sqlite(dir.path().join("ostler.db")));
+        let store = store::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
         let harnesses = Registry::new(&BTreeMap::new()).unwrap_or_default();
         let options = ServiceOptions::new(dir.path().to_path_buf());
-        let service = Service::new(Arc::new(store), harnesses, Clock::System, options);
+        let service = Service::new(store, harnesses, Clock::System, options);
+        service.run_background().await.unwrap();
         let hosts = AllowedHosts::new(&["ostler.example.com".into()]).unwrap();
         Self { router: router(Arc::clone(&service), HttpOptions { hosts }), service, _dir: dir }
     }

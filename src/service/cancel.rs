@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use super::rows::Rows;
 use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, Wish};
 use crate::domain::turn::Ordinal;
-use crate::ids::SessionKey;
 use crate::store::{Change, SessionRef};
 
 /// What came of a wish: the session as it is now, and whether what was wished has come about.
@@ -34,7 +34,7 @@ impl Service {
         self.unit(async move {
             let turn = this.wish_cancelled(&found, once).await?;
             if let Some(turn) = turn {
-                this.until_turn_ended(found.key, turn).await?;
+                this.wait_for(found.key, |session| session.state.turn() != Some(turn)).await?;
             }
             let session = this.store.find_session_by_key(found.key).await?.ok_or(ServiceError::NotFound)?;
             let done = turn.is_none_or(|turn| session.state.turn() != Some(turn));
@@ -50,8 +50,8 @@ impl Service {
         once: Option<OnceRequest>,
     ) -> ServiceResult<Option<Ordinal>> {
         let _guard = self.locks.lock(found.key).await;
-        let (_, turn) = self
-            .change(found.key, |session| {
+        let (session, turn) = self
+            .change(found.key, |Rows { session, .. }| {
                 if matches!(session.state, SessionState::Destroyed { .. }) {
                     return Err(ServiceError::SessionDestroyed(session.id.clone()));
                 }
@@ -66,7 +66,7 @@ impl Service {
             })
             .await?;
         if turn.is_some() {
-            self.ensure_driver(found.key);
+            self.ensure_driver(&session);
         }
         Ok(turn)
     }
@@ -84,23 +84,5 @@ impl Service {
     /// A change that holds nothing but the idempotency key; none without one.
     pub(super) fn remember_only(&self, session: &Session, once: Option<&OnceRequest>) -> Option<Change> {
         once.map(|once| self.remember(session, Some(once)))
-    }
-
-    /// Waits until the turn is not the session's current one any more, or the time for wishes is over.
-    async fn until_turn_ended(&self, key: SessionKey, turn: Ordinal) -> ServiceResult<()> {
-        let mut ear = self.store.subscribe(key);
-        let wait = async {
-            loop {
-                let session = self.store.find_session_by_key(key).await?;
-                if session.is_none_or(|session| session.state.turn() != Some(turn)) {
-                    return ServiceResult::Ok(());
-                }
-                ear.changed().await;
-            }
-        };
-        tokio::select! {
-            ended = wait => ended,
-            () = self.clock.sleep(self.options.wish_deadline) => Ok(()),
-        }
     }
 }

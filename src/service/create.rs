@@ -77,7 +77,7 @@ impl Service {
             self.refuse_when_full()?;
         }
         workspace::make(&self.options, &session).await.map_err(ServiceError::Directory)?;
-        let (key, at) = (session.key, session.created_at);
+        let at = session.created_at;
         let view = SessionView { live: false, resumable: true, session };
         let mut change = Change::create(view.session.clone());
         change.events.push(NewEvent { turn: None, at, body: EventBody::SessionCreated {} });
@@ -96,7 +96,7 @@ impl Service {
         fault::point("create.committed");
         tracing::info!(session = %view.session.id, harness = view.session.harness, "session created");
         if turn.is_some() {
-            self.ensure_driver(key);
+            self.ensure_driver(&view.session);
         }
         Ok(view)
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::once::Effect;
+use super::rows::Rows;
 use super::{Counters, OnceRequest, Service, ServiceError, ServiceResult, fault};
+use crate::clock::Timestamp;
 use crate::domain::approval::{self, Approval, ApprovalStatus, DecisionRequest, Resolution};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
@@ -56,40 +58,67 @@ impl Service {
         once: Option<OnceRequest>,
     ) -> ServiceResult<Decided> {
         let _guard = self.locks.lock(key).await;
-        let approval = self.store.find_approval(scope, id).await?.ok_or(ServiceError::NotFound)?;
         let now = self.clock.now();
-        let option_id = match approval::resolve(&approval, request, now) {
-            Ok(Resolution::Decide { option_id }) => option_id,
-            Ok(Resolution::Standing) => return Ok(Decided { approval, idempotent: true }),
-            Err(refusal) => return Err(ServiceError::of_refusal(refusal, approval)),
-        };
-        let decided = Approval {
-            status: request.decision.status(),
-            decision: Some(request.decision),
-            option_id,
-            reason: request.reason.clone(),
-            edited_input: request.edited_input.clone(),
-            decided_by: Some(request.decided_by.clone()),
-            decided_at: Some(now),
-            ..approval
-        };
-        let others = self.store.list_open_approvals(key).await?;
-        self.change(key, |session| {
+        let decide = |Rows { session, open, .. }: &Rows| {
+            let waits = |a: &&Approval| a.id == *id && a.status == ApprovalStatus::Pending;
+            let Some(approval) = open.iter().find(waits) else { return Ok((None, None)) };
+            let option_id = match approval::resolve(approval, request, now) {
+                Ok(Resolution::Decide { option_id }) => option_id,
+                Ok(Resolution::Standing) => return Ok((None, None)),
+                Err(refusal) => return Err(ServiceError::of_refusal(refusal, approval.clone())),
+            };
+            let decided = decided(approval, request, option_id, now);
             let mut change = Change::of(session, now);
             let body = EventBody::ApprovalResolved { approval: Box::new(decided.clone()) };
-            answer(&mut change, session, &decided, &others, body)?;
+            answer(&mut change, session, &decided, open, body)?;
             change.set.resolved_approval_ids = Some(session.resolved_ids_with([decided.id.clone()]));
             let view = self.view(session.clone());
             let effect = Effect { session: &view, turn: None, approval: Some(&decided) };
             change.once = once.as_ref().map(|once| once.row(&effect, now));
-            Ok((Some(change), ()))
-        })
-        .await?;
+            Ok((Some(change), Some(decided)))
+        };
+        let (session, Some(decided)) = self.change(key, decide).await? else {
+            return self.standing(scope, id, request, now).await;
+        };
         fault::point("decide.committed");
         tracing::info!(session = %decided.session_id, approval = %decided.id, status = %decided.status, "approval decided");
         Counters::add(&self.counters.approvals_decided);
-        self.ensure_driver(key);
+        self.ensure_driver(&session);
         Ok(Decided { approval: decided, idempotent: false })
+    }
+
+    /// The answer for an approval that does not wait any more.
+    async fn standing(
+        &self,
+        scope: &Scope,
+        id: &ApprovalId,
+        request: &DecisionRequest,
+        now: Timestamp,
+    ) -> ServiceResult<Decided> {
+        let approval = self.store.find_approval(scope, id).await?.ok_or(ServiceError::NotFound)?;
+        match approval::resolve(&approval, request, now) {
+            Ok(Resolution::Standing) => Ok(Decided { approval, idempotent: true }),
+            Ok(Resolution::Decide { .. }) => Err(ServiceError::Overloaded("the session changes too fast")),
+            Err(refusal) => Err(ServiceError::of_refusal(refusal, approval)),
+        }
+    }
+}
+
+fn decided(
+    approval: &Approval,
+    request: &DecisionRequest,
+    option_id: Option<String>,
+    now: Timestamp,
+) -> Approval {
+    Approval {
+        status: request.decision.status(),
+        decision: Some(request.decision),
+        option_id,
+        reason: request.reason.clone(),
+        edited_input: request.edited_input.clone(),
+        decided_by: Some(request.decided_by.clone()),
+        decided_at: Some(now),
+        ..approval.clone()
     }
 }
 
@@ -124,23 +153,27 @@ impl Service {
     pub(super) async fn expire(self: &Arc<Self>, key: SessionKey) -> ServiceResult<()> {
         let _guard = self.locks.lock(key).await;
         let now = self.clock.now();
+        let due =
+            |a: &&Approval| a.status == ApprovalStatus::Pending && a.expires_at.is_some_and(|at| at <= now);
         loop {
-            let open = self.store.list_open_approvals(key).await?;
-            let due = |a: &&Approval| {
-                a.status == ApprovalStatus::Pending && a.expires_at.is_some_and(|at| at <= now)
-            };
-            let Some(approval) = open.iter().find(due) else { break };
-            let expired =
-                Approval { status: ApprovalStatus::Expired, decided_at: Some(now), ..approval.clone() };
-            self.change(key, |session| {
-                let mut change = Change::of(session, now);
-                let body = EventBody::ApprovalExpired { approval: Box::new(expired.clone()) };
-                answer(&mut change, session, &expired, &open, body)?;
-                Ok((Some(change), ()))
-            })
-            .await?;
+            let (session, more) = self
+                .change(key, |Rows { session, open, .. }| {
+                    let Some(approval) = open.iter().find(due) else { return Ok((None, false)) };
+                    let expired = Approval {
+                        status: ApprovalStatus::Expired,
+                        decided_at: Some(now),
+                        ..approval.clone()
+                    };
+                    let mut change = Change::of(session, now);
+                    let body = EventBody::ApprovalExpired { approval: Box::new(expired.clone()) };
+                    answer(&mut change, session, &expired, open, body)?;
+                    Ok((Some(change), true))
+                })
+                .await?;
+            if !more {
+                self.ensure_driver(&session);
+                return Ok(());
+            }
         }
-        self.ensure_driver(key);
-        Ok(())
     }
 }

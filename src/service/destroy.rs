@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::rows::Rows;
 use super::{Service, ServiceResult, workspace};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
@@ -24,15 +25,11 @@ impl Service {
         let this = Arc::clone(self);
         self.unit(async move {
             this.wish_destroyed(&found).await?;
-            if let Some(live) = this.live.get(found.key) {
-                tokio::select! {
-                    () = live.wait_gone() => {}
-                    () = this.clock.sleep(this.options.wish_deadline) => {}
-                }
-            }
+            let destroyed = |session: &Session| matches!(session.state, SessionState::Destroyed { .. });
+            this.wait_for(found.key, destroyed).await?;
             let _guard = this.locks.lock(found.key).await;
             let Some(session) = this.store.find_session_by_key(found.key).await? else { return Ok(true) };
-            if !matches!(session.state, SessionState::Destroyed { .. }) {
+            if !destroyed(&session) {
                 return Ok(false);
             }
             workspace::erase(&this.options, &session, purge).await;
@@ -46,9 +43,8 @@ impl Service {
 
     async fn wish_destroyed(self: &Arc<Self>, found: &Session) -> ServiceResult<()> {
         let _guard = self.locks.lock(found.key).await;
-        let live = self.live.get(found.key).is_some();
-        let (_, wished) = self
-            .change(found.key, |session| {
+        let (session, wished) = self
+            .change(found.key, |Rows { session, .. }| {
                 let mut change = Change::of(session, self.clock.now());
                 match &session.state {
                     SessionState::Destroyed { .. } => Ok((None, false)),
@@ -57,7 +53,7 @@ impl Service {
                         Ok((Some(change), true))
                     }
                     SessionState::Idle | SessionState::Stopped { .. } | SessionState::Errored { .. }
-                        if live =>
+                        if session.holder.is_some() =>
                     {
                         change.set.wish = Some(Some(Wish::Destroy));
                         Ok((Some(change), true))
@@ -70,7 +66,7 @@ impl Service {
             })
             .await?;
         if wished {
-            self.ensure_driver(found.key);
+            self.ensure_driver(&session);
         }
         Ok(())
     }

@@ -98,6 +98,9 @@ pub enum ServiceError {
     /// The service goes down.
     #[error("the service is shutting down")]
     ShuttingDown,
+    /// This process should not be sent requests now.
+    #[error("{0}")]
+    NotReady(String),
     /// The principal may not do that.
     #[error(transparent)]
     Scope(#[from] ScopeError),

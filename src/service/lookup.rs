@@ -10,7 +10,7 @@ use crate::domain::limits::{is_name, metadata_complaint};
 use crate::domain::scope::Scope;
 use crate::domain::session::Session;
 use crate::domain::turn::{Ordinal, Turn, TurnStatus};
-use crate::ids::{ApprovalId, SessionId, TurnId};
+use crate::ids::{ApprovalId, SessionId, SessionKey, TurnId};
 use crate::store::{ApprovalFilter, Change, Commit, EventPage, Page, PageRequest, SessionFilter, SessionRef};
 
 /// A session with what only this process knows of it.
@@ -18,7 +18,7 @@ use crate::store::{ApprovalFilter, Change, Commit, EventPage, Page, PageRequest,
 pub struct SessionView {
     /// The row.
     pub session: Session,
-    /// Whether its harness runs here, or its holder's does there.
+    /// Whether a process has it in hand, this one or another.
     pub live: bool,
     /// Whether it takes a prompt.
     pub resumable: bool,
@@ -36,7 +36,7 @@ pub struct SessionPatch {
 impl Service {
     /// A session with what only this process knows of it.
     pub fn view(&self, session: Session) -> SessionView {
-        let live = self.live.get(session.key).is_some();
+        let live = session.holder.is_some();
         let resumes =
             self.harnesses.get(&session.harness).is_some_and(|harness| harness.capabilities().resumable);
         SessionView { live, resumable: session.is_resumable(live, resumes), session }
@@ -129,7 +129,7 @@ impl Service {
             change
         };
         if self.store.commit(change_of(&found)).await? != Commit::Done {
-            let changed = self.change(found.key, |session| Ok((Some(change_of(session)), ()))).await?;
+            let changed = self.change(found.key, |rows| Ok((Some(change_of(&rows.session)), ()))).await?;
             return Ok(changed.0);
         }
         Ok(Session {
@@ -251,6 +251,29 @@ impl Service {
                 () = ear.changed() => {}
                 () = self.clock.sleep_until(deadline) => return Ok(turn),
                 () = self.closing.cancelled() => return Ok(turn),
+            }
+        }
+    }
+}
+
+impl Service {
+    /// Waits until `done` holds of the session, whoever brings it about, at most as long as a wish is waited for. Gives the row as
+    /// it is then; `None` when it is purged.
+    pub(super) async fn wait_for(
+        &self,
+        key: SessionKey,
+        done: impl Fn(&Session) -> bool + Send,
+    ) -> ServiceResult<Option<Session>> {
+        let deadline = self.clock.now().plus(self.options.wish_deadline);
+        let mut ear = self.store.subscribe(key);
+        loop {
+            let session = self.store.find_session_by_key(key).await?;
+            if session.as_ref().is_none_or(&done) {
+                return Ok(session);
+            }
+            tokio::select! {
+                () = ear.changed() => {}
+                () = self.clock.sleep_until(deadline) => return Ok(session),
             }
         }
     }

@@ -13,10 +13,13 @@ mod fault;
 mod keys;
 mod live;
 mod lookup;
+mod membership;
+mod news;
 mod once;
 mod outbox;
 mod prompt;
 mod rate;
+mod ready;
 mod recovery;
 mod rehydrate;
 mod rows;
@@ -47,13 +50,14 @@ pub use self::keys::{KeySecret, KeySpec};
 pub use self::lookup::{SessionPatch, SessionView};
 pub use self::once::{Begun, Effect, OnceGuard, OnceKey, OnceRequest, RenderAnswer};
 pub use self::prompt::{PromptSession, WhenBusy};
+use self::rows::Rows;
 pub use self::stream::{Tail, Until};
 use crate::clock::Clock;
 use crate::domain::approval::PermissionMode;
 use crate::domain::session::Session;
 use crate::harness::Registry;
 pub use crate::harness::{Availability, Harness};
-use crate::ids::{ReplicaId, SessionKey};
+use crate::ids::SessionKey;
 pub use crate::store::{
     ApiKey, ApprovalFilter, Cursor, EventPage, OnceAnswer, Page, PageRequest, Published, Seen, SessionFilter,
     SessionRef, StoreError,
@@ -87,6 +91,10 @@ pub struct ServiceOptions {
     pub idempotency_ttl: Duration,
     /// How long events of ended turns are kept; `None` for ever.
     pub event_retention: Option<Duration>,
+    /// How long this replica's leases outlive its last sign of life, where there may be others.
+    pub replica_ttl: Duration,
+    /// How often rows are looked at that another replica may have changed.
+    pub poll_interval: Duration,
     /// How long a verb waits for the driver to carry a wish out.
     pub wish_deadline: Duration,
 }
@@ -107,6 +115,8 @@ impl ServiceOptions {
             requests_per_second: None,
             idempotency_ttl: Duration::from_secs(7 * 24 * 3600),
             event_retention: None,
+            replica_ttl: Duration::from_secs(10),
+            poll_interval: Duration::from_millis(300),
             wish_deadline: Duration::from_secs(15),
         }
     }
@@ -141,7 +151,7 @@ pub struct Service {
     harnesses: Registry,
     clock: Clock,
     options: ServiceOptions,
-    replica: ReplicaId,
+    membership: membership::Membership,
     live: live::LiveSessions,
     locks: run_locks::RunLocks,
     once: once::InFlight,
@@ -150,8 +160,12 @@ pub struct Service {
     counters: Counters,
     /// Units of work and drivers: what must finish before the store closes.
     tasks: TaskTracker,
+    /// Sessions whose driver gave up under a lease that is still this replica's.
+    abandoned: recovery::Abandoned,
     /// Cancelled when the service begins to go down.
     closing: CancellationToken,
+    /// Cancelled when it has gone down, and the store is about to close.
+    ended: CancellationToken,
 }
 
 impl Service {
@@ -163,14 +177,16 @@ impl Service {
             clock,
             rate: rate::RateLimit::new(options.requests_per_second),
             options,
-            replica: ReplicaId::mint(),
+            membership: membership::Membership::default(),
             live: live::LiveSessions::default(),
             locks: run_locks::RunLocks::default(),
             once: once::InFlight::default(),
             keys: keys::KeyCache::default(),
             counters: Counters::default(),
             tasks: TaskTracker::new(),
+            abandoned: recovery::Abandoned::default(),
             closing: CancellationToken::new(),
+            ended: CancellationToken::new(),
         })
     }
 
@@ -220,17 +236,17 @@ impl Service {
         if self.closing.is_cancelled() { Err(ServiceError::ShuttingDown) } else { Ok(()) }
     }
 
-    /// Load, decide, commit: `decide` makes a change of the session as it is now, or none. It is called again when another
-    /// process was faster. The caller holds the session's mutex.
+    /// Load, decide, commit: `decide` makes a change of the rows as they are now, or none. It is called again, with the rows as
+    /// they are then, when another process was faster. The caller holds the session's mutex.
     async fn change<T: Send>(
         &self,
         key: SessionKey,
-        mut decide: impl FnMut(&Session) -> ServiceResult<(Option<Change>, T)> + Send,
+        mut decide: impl FnMut(&Rows) -> ServiceResult<(Option<Change>, T)> + Send,
     ) -> ServiceResult<(Session, T)> {
         for _ in 0..STALE_TRIES {
-            let session = self.store.find_session_by_key(key).await?.ok_or(ServiceError::NotFound)?;
-            let (change, value) = decide(&session)?;
-            let Some(change) = change else { return Ok((session, value)) };
+            let rows = self.read_rows(key).await?.ok_or(ServiceError::NotFound)?;
+            let (change, value) = decide(&rows)?;
+            let Some(change) = change else { return Ok((rows.session, value)) };
             match self.store.commit(change).await? {
                 Commit::Done => {
                     let session = self.store.find_session_by_key(key).await?.ok_or(ServiceError::NotFound)?;
@@ -246,7 +262,7 @@ impl Service {
 }
 
 /// How often a change is made anew when another process was faster.
-const STALE_TRIES: usize = 8;
+const STALE_TRIES: usize = 20;
 
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 use crate::domain::event::NewEvent;
-use crate::ids::SessionKey;
+use crate::domain::lease::LeaseRef;
 use crate::store::{SharedStore, StoreError};
 
 /// Events that may wait. Beyond it the harness is not read any more.
@@ -19,14 +19,14 @@ type Append = JoinHandle<Result<(), (Vec<NewEvent>, StoreError)>>;
 /// See the module.
 pub(super) struct Outbox {
     store: SharedStore,
-    session: SessionKey,
+    lease: LeaseRef,
     waiting: VecDeque<NewEvent>,
     in_flight: Option<Append>,
 }
 
 impl Outbox {
-    pub(super) fn new(store: SharedStore, session: SessionKey) -> Self {
-        Self { store, session, waiting: VecDeque::new(), in_flight: None }
+    pub(super) fn new(store: SharedStore, lease: LeaseRef) -> Self {
+        Self { store, lease, waiting: VecDeque::new(), in_flight: None }
     }
 
     /// Puts an event behind the others; adjacent deltas become one.
@@ -52,9 +52,9 @@ impl Outbox {
     pub(super) fn send(&mut self) {
         if self.in_flight.is_none() && !self.waiting.is_empty() {
             let events: Vec<NewEvent> = std::mem::take(&mut self.waiting).into();
-            let (store, session) = (Arc::clone(&self.store), self.session);
+            let (store, lease) = (Arc::clone(&self.store), self.lease);
             self.in_flight = Some(tokio::spawn(async move {
-                store.append(session, events.clone()).await.map_err(|error| (events, error))
+                store.append(lease, events.clone()).await.map_err(|error| (events, error))
             }));
         }
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::once::Effect;
+use super::rows::Rows;
 use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView};
 use crate::domain::approval::{Approval, ApprovalStatus};
 use crate::domain::event::{EventBody, NewEvent};
@@ -11,7 +12,7 @@ use crate::domain::limits::metadata_complaint;
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, Transition, Wish};
 use crate::domain::turn::Failure;
-use crate::domain::turn::{Ordinal, Prompt, Turn, TurnStatus};
+use crate::domain::turn::{Ordinal, Prompt, Turn};
 use crate::harness::Availability;
 use crate::ids::TurnId;
 use crate::store::{Change, SessionRef, TurnWrite};
@@ -75,10 +76,9 @@ impl Service {
         once: Option<OnceRequest>,
     ) -> ServiceResult<(SessionView, Turn)> {
         let _guard = self.locks.lock(found.key).await;
-        let open = self.store.list_open_approvals(found.key).await?;
         let (session, turn) = self
-            .change(found.key, |session| {
-                self.refuse_prompt(session, &open, input.when_busy)?;
+            .change(found.key, |Rows { session, open, .. }| {
+                self.refuse_prompt(session, open, input.when_busy)?;
                 let (mut change, turn) = self.queue_change(session, &input)?;
                 let view = self.view(session.clone());
                 let effect = Effect { session: &view, turn: Some(&turn), approval: None };
@@ -87,7 +87,7 @@ impl Service {
             })
             .await?;
         // With the mutex held: a driver that is about to let go looks again, or has let go.
-        self.ensure_driver(session.key);
+        self.ensure_driver(&session);
         Ok((self.view(session), turn))
     }
 
@@ -111,7 +111,7 @@ impl Service {
             let turn = session.turn.as_ref().map(|turn| turn.id.clone());
             return Err(ServiceError::TurnInProgress { session: session.id.clone(), turn });
         }
-        if self.live.get(session.key).is_some() {
+        if session.holder.is_some() {
             return Ok(());
         }
         let Some(harness) = self.harnesses.get(&session.harness) else {
@@ -166,19 +166,22 @@ impl Service {
 
     async fn remove_queued(self: &Arc<Self>, found: &Session, turn: &TurnId) -> ServiceResult<()> {
         let _guard = self.locks.lock(found.key).await;
-        let turn = self.store.find_turn(found.key, turn).await?.ok_or(ServiceError::NotFound)?;
-        if turn.status != TurnStatus::Queued {
+        let at = self.clock.now();
+        let (_, removed) = self
+            .change(found.key, |rows| {
+                let Some(turn) = rows.queued.iter().find(|queued| queued.id == *turn) else {
+                    return Ok((None, false));
+                };
+                let mut change = Change::of(&rows.session, at);
+                let next = rows.next_after(turn.ordinal);
+                super::turn_end::withdraw_queued(&mut change, &rows.session, turn, next)?;
+                Ok((Some(change), true))
+            })
+            .await?;
+        if !removed {
+            let turn = self.store.find_turn(found.key, turn).await?.ok_or(ServiceError::NotFound)?;
             return Err(ServiceError::TurnStarted(Box::new(turn)));
         }
-        let queued = self.store.list_queued_turns(found.key, 2).await?;
-        let next = queued.into_iter().find(|other| other.ordinal != turn.ordinal);
-        let at = self.clock.now();
-        self.change(found.key, |session| {
-            let mut change = Change::of(session, at);
-            super::turn_end::withdraw_queued(&mut change, session, &turn, next.as_ref())?;
-            Ok((Some(change), ()))
-        })
-        .await?;
         if let Some(live) = self.live.get(found.key) {
             live.ring();
         }

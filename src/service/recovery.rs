@@ -1,60 +1,122 @@
 //! Takes care of sessions whose holder is gone: at start, and every few seconds. What is to be done is a plan of the domain; here
 //! it is carried out, under a lease that fences whatever the old holder may still have in flight.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
 
 use super::destroy::destroyed;
 use super::rows::Rows;
 use super::stop::stopped;
+use super::sweeper::jittered;
 use super::turn_end::{Ending, end_all_turns};
 use super::{Service, ServiceResult, workspace};
 use crate::domain::approval::ApprovalStatus;
+use crate::domain::event::{EventBody, NewEvent, Output};
 use crate::domain::recovery::{RecoveryPlan, Stranded, plan};
-use crate::domain::session::{StopCause, Wish};
+use crate::domain::session::{Session, StopCause, Wish};
 use crate::domain::turn::TurnEnd;
-use crate::ids::SessionKey;
-use crate::store::{Change, Commit, HeldSession};
+use crate::ids::{ReplicaId, SessionKey};
+use crate::store::{Change, Commit, Takeover};
 
-/// Sessions that one pass takes care of, beside those that are live here; the next pass takes the rest.
-const PASS: usize = 1000;
-/// Events of a turn that are enough to see whether its harness put anything out: it begins with two of ours, or four where the
-/// conversation was taken up for it.
+/// Sessions that one pass takes care of; the next pass takes the rest.
+const PASS: i64 = 1000;
+/// Sessions that are taken care of at the same time: their commits go out together.
+const AT_ONCE: usize = 32;
+/// Events of a turn that are enough to see whether its harness put anything out: it begins with a few of ours, of this turn and of
+/// the conversation being taken up.
 const FIRST_EVENTS: i64 = 8;
 
-impl Service {
-    /// One pass over all sessions that somebody holds, or should. Gives how many it took care of. One that fails does not keep
-    /// the others waiting; the next pass tries it again.
-    pub(super) async fn recover_all(self: &Arc<Self>) -> ServiceResult<usize> {
-        let mut recovered = 0;
-        let limit = i64::try_from(self.live.count() + PASS).unwrap_or(i64::MAX);
-        for held in self.store.list_held(limit).await? {
-            if self.live.get(held.key).is_some() {
-                continue;
-            }
-            match self.recover(&held).await {
-                Ok(true) => recovered += 1,
-                Ok(false) => {}
-                Err(error) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::error!(session = held.id.as_str(), error, "a session cannot be recovered");
-                }
-            }
-        }
-        Ok(recovered)
+/// Sessions whose driver gave up under a lease that may still be valid: nobody else will take care of them.
+#[derive(Debug, Default)]
+pub(super) struct Abandoned(Mutex<HashMap<SessionKey, ReplicaId>>);
+
+impl Abandoned {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, ReplicaId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn recover(self: &Arc<Self>, held: &HeldSession) -> ServiceResult<bool> {
-        let key = held.key;
+    pub(super) fn add(&self, key: SessionKey, holder: ReplicaId) {
+        self.lock().insert(key, holder);
+    }
+}
+
+impl Service {
+    /// Looks for sessions whose holder is gone until the service goes down: often where a lease can run out at any time.
+    pub(super) async fn recover_for_ever(self: Arc<Self>) {
+        let interval = if self.store.is_shared() {
+            (self.options.replica_ttl / 10).clamp(Duration::from_millis(50), Duration::from_secs(1))
+        } else {
+            self.options.sweep_interval
+        };
+        loop {
+            tokio::select! {
+                () = self.clock.sleep(jittered(interval)) => {}
+                () = self.closing.cancelled() => return,
+            }
+            // One failure never ends the loop.
+            if let Err(error) = self.recover_all().await {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(
+                    error,
+                    "sessions whose holder is gone cannot be read; the next look tries again"
+                );
+            }
+        }
+    }
+
+    /// One pass over all sessions whose holder is gone. Gives how many it took care of. One that fails does not keep the others
+    /// waiting; the next pass tries it again.
+    pub(super) async fn recover_all(self: &Arc<Self>) -> ServiceResult<usize> {
+        if self.membership.term().lost.is_cancelled() {
+            return Ok(0);
+        }
+        let stranded = self.store.list_stranded(PASS).await?;
+        let abandoned = std::mem::take(&mut *self.abandoned.lock());
+        let stranded = stranded.into_iter().map(|stranded| (stranded.key, stranded.holder));
+        let all = stranded.chain(abandoned.into_iter().map(|(key, holder)| (key, Some(holder))));
+        let recoveries = futures_util::stream::iter(all).map(|(key, holder)| {
+            let this = Arc::clone(self);
+            async move { this.recover_or_say_why(key, holder).await }
+        });
+        Ok(recoveries
+            .buffer_unordered(AT_ONCE)
+            .filter(|recovered| std::future::ready(*recovered))
+            .count()
+            .await)
+    }
+
+    async fn recover_or_say_why(self: &Arc<Self>, key: SessionKey, holder: Option<ReplicaId>) -> bool {
+        match self.recover(key, holder.as_ref()).await {
+            Ok(recovered) => recovered,
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(session_key = key.0, error, "a session cannot be recovered");
+                if let Some(holder) = holder.filter(|holder| *holder == self.membership.term().replica) {
+                    self.abandoned.add(key, holder);
+                }
+                false
+            }
+        }
+    }
+
+    async fn recover(self: &Arc<Self>, key: SessionKey, holder: Option<&ReplicaId>) -> ServiceResult<bool> {
         let _guard = self.locks.lock(key).await;
         if self.live.get(key).is_some() {
             return Ok(false);
         }
-        let Some(holder) = &held.holder else {
-            // A turn was accepted and its process died before a driver had it.
-            self.ensure_driver(key);
-            return Ok(true);
+        let Some(holder) = holder else {
+            // A turn was accepted and its process died, or went down, before a driver had it.
+            let session = self.store.find_session_by_key(key).await?;
+            let has_room = self.refuse_when_full().is_ok();
+            return Ok(session.filter(|_| has_room).is_some_and(|session| self.ensure_driver(&session)));
         };
-        let Some(lease) = self.store.claim(key, &self.replica, Some(holder)).await? else { return Ok(false) };
+        let replica = self.membership.term().replica;
+        let Some(lease) = self.store.claim(key, &replica, Some(self.takeover(holder))).await? else {
+            return Ok(false);
+        };
         let Some(rows) = self.read_rows(key).await? else { return Ok(false) };
         if let Some(harness) = self.harnesses.get(&rows.session.harness) {
             harness.end_left(&rows.session.id).await;
@@ -66,6 +128,7 @@ impl Service {
         let goes_on = carry_out(&mut change, &rows, &planned)?;
         if self.store.commit(change).await? != Commit::Done {
             // Somebody changed it since it was claimed: what was planned is not what it needs any more. The next pass plans anew.
+            self.abandoned.add(key, replica);
             return Ok(false);
         }
         if let RecoveryPlan::End(end) = &planned {
@@ -74,10 +137,16 @@ impl Service {
         if planned == RecoveryPlan::Fulfil(Wish::Destroy) {
             workspace::erase(&self.options, &rows.session, false).await;
         }
-        if goes_on {
-            self.ensure_driver(key);
+        if goes_on && self.refuse_when_full().is_ok() {
+            self.ensure_driver(&Session { holder: None, ..rows.session });
         }
         Ok(true)
+    }
+
+    fn takeover<'a>(&self, from: &'a ReplicaId) -> Takeover<'a> {
+        let label = "taken over from a process that is gone".to_owned();
+        let body = EventBody::Output(Output::Activity { label, tool: None, raw: None });
+        Takeover { from, event: NewEvent { turn: None, at: self.clock.now(), body } }
     }
 
     async fn plan_recovery(&self, rows: &Rows) -> ServiceResult<RecoveryPlan> {

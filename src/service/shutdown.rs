@@ -17,6 +17,9 @@ impl Service {
     /// Goes down: returns when every driver and unit of work has finished. [`Service::close`] follows.
     pub async fn shut_down(self: &Arc<Self>) {
         self.begin_shutdown();
+        if let Err(error) = self.store.drain_replica(&self.membership.term().replica).await {
+            tracing::warn!(%error, "others are not told that this replica goes down");
+        }
         for live in self.live.all() {
             live.ring();
         }
@@ -32,7 +35,11 @@ impl Service {
 
     /// Closes the store, when nothing needs it any more: what was accepted is committed first.
     pub async fn close(&self) {
-        if let Err(error) = self.store.forget_replica(&self.replica).await {
+        self.ended.cancel();
+        // While a harness may still run, nobody else is to start one: then the lease ends by its time.
+        if self.live.count() == 0
+            && let Err(error) = self.store.forget_replica(&self.membership.term().replica).await
+        {
             tracing::warn!(%error, "this replica's row is left behind");
         }
         self.store.close().await;

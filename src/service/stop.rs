@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::cancel::Wished;
+use super::rows::Rows;
 use super::{OnceRequest, Service, ServiceError, ServiceResult};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
@@ -24,15 +25,10 @@ impl Service {
         let this = Arc::clone(self);
         self.unit(async move {
             this.wish_stopped(&found, once).await?;
-            if let Some(live) = this.live.get(found.key) {
-                tokio::select! {
-                    () = live.wait_gone() => {}
-                    () = this.clock.sleep(this.options.wish_deadline) => {}
-                }
-            }
-            let session = this.store.find_session_by_key(found.key).await?.ok_or(ServiceError::NotFound)?;
             // A prompt may have brought it back meanwhile: then it was stopped, and runs again.
-            let done = session.wish != Some(Wish::Stop);
+            let stopped = |session: &Session| session.wish != Some(Wish::Stop);
+            let session = this.wait_for(found.key, stopped).await?.ok_or(ServiceError::NotFound)?;
+            let done = stopped(&session);
             Ok(Wished { session: this.view(session), done })
         })
         .await
@@ -40,12 +36,11 @@ impl Service {
 
     async fn wish_stopped(self: &Arc<Self>, found: &Session, once: Option<OnceRequest>) -> ServiceResult<()> {
         let _guard = self.locks.lock(found.key).await;
-        let live = self.live.get(found.key).is_some();
-        let (_, wished) = self
-            .change(found.key, |session| match &session.state {
+        let (session, wished) = self
+            .change(found.key, |Rows { session, .. }| match &session.state {
                 SessionState::Destroyed { .. } => Err(ServiceError::SessionDestroyed(session.id.clone())),
                 SessionState::Stopped { .. } => Ok((self.remember_only(session, once.as_ref()), false)),
-                SessionState::Idle | SessionState::Errored { .. } if !live => {
+                SessionState::Idle | SessionState::Errored { .. } if session.holder.is_none() => {
                     let mut change = self.remember(session, once.as_ref());
                     stopped(&mut change, session, StopCause::User)?;
                     Ok((Some(change), false))
@@ -60,7 +55,7 @@ impl Service {
             })
             .await?;
         if wished {
-            self.ensure_driver(found.key);
+            self.ensure_driver(&session);
         }
         Ok(())
     }

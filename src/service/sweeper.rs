@@ -1,4 +1,4 @@
-//! What is done every few seconds: recover, expire approvals, put idle sessions away, forget what is old.
+//! What is done every few seconds: expire approvals, put idle sessions away, forget what is old.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,6 @@ use crate::domain::sweep::plan;
 const EXPIRED_AT_ONCE: i64 = 500;
 /// How many sweeps lie between two that also forget what is old.
 const FORGET_EVERY: u64 = 60;
-/// Replicas say how long they will be heard of; nobody relies on it where only one process may use the database.
-const REPLICA_TTL: Duration = Duration::from_secs(10);
 
 impl Service {
     /// Takes up what an earlier process left, and begins to sweep. Call once, before the first request.
@@ -20,14 +18,20 @@ impl Service {
     /// # Errors
     /// When the store cannot be used.
     pub async fn run_background(self: &Arc<Self>) -> ServiceResult<()> {
-        let now = self.clock.now();
-        self.store.register_replica(&self.replica, now, now.plus(REPLICA_TTL)).await?;
+        self.join().await?;
+        if self.store.is_shared() {
+            tokio::spawn(Arc::clone(self).stay_a_member());
+            tokio::spawn(Arc::clone(self).watch_pulse());
+            tokio::spawn(Arc::clone(self).follow_news());
+        }
         let recovered = self.recover_all().await?;
         if recovered > 0 {
             tracing::info!(recovered, "sessions of an earlier process were taken care of");
         }
         let this = Arc::clone(self);
         self.tasks.spawn(async move { this.sweep_for_ever().await });
+        let this = Arc::clone(self);
+        self.tasks.spawn(async move { this.recover_for_ever().await });
         Ok(())
     }
 
@@ -47,7 +51,6 @@ impl Service {
 
     async fn sweep(self: &Arc<Self>, round: u64) -> ServiceResult<()> {
         Counters::add(&self.counters.sweeps);
-        self.recover_all().await?;
         let now = self.clock.now();
         for key in self.store.list_expired(now, EXPIRED_AT_ONCE).await? {
             self.expire(key).await?;
@@ -68,6 +71,7 @@ impl Service {
         let now = self.clock.now();
         self.store.purge_once(now.minus(self.options.idempotency_ttl)).await?;
         self.store.purge_tickets(now).await?;
+        self.store.forget_old_replicas().await?;
         if let Some(retention) = self.options.event_retention {
             let purged = self.store.purge_events(now.minus(retention)).await?;
             tracing::info!(purged, "old events were erased");
@@ -77,7 +81,7 @@ impl Service {
 }
 
 /// A tenth more or less, so that replicas do not all look at once.
-fn jittered(interval: Duration) -> Duration {
+pub(super) fn jittered(interval: Duration) -> Duration {
     // Without randomness there is no jitter, and no harm.
     let fraction = getrandom::u32().map_or(0.5, |random| f64::from(random) / f64::from(u32::MAX));
     interval.mul_f64(0.9 + 0.2 * fraction)

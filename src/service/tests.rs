@@ -15,7 +15,7 @@ use crate::domain::scope::{Principal, Role, Scope, permissions_of};
 use crate::domain::session::SessionStatus;
 use crate::domain::turn::{Prompt, TurnStatus};
 use crate::ids::KeyId;
-use crate::store::{ApprovalFilter, PageRequest, Seal, SessionRef, SqlStore, StoreOptions};
+use crate::store::{self, ApprovalFilter, Location, PageRequest, Seal, SessionRef, StoreOptions};
 
 struct Fixture {
     service: Arc<Service>,
@@ -31,8 +31,8 @@ async fn fixture() -> Fixture {
 /// A service with the demo harness and a faulty one. It sweeps often and waits briefly.
 async fn fixture_with(faulty: Faulty) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
-    let options = StoreOptions { path: directory.path().join("ostler.db"), exclusive: true };
-    let store = SqlStore::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
+    let options = StoreOptions::new(Location::Sqlite(directory.path().join("ostler.db")));
+    let store = store::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
     let mut harnesses = Registry::new(&BTreeMap::new()).unwrap();
     harnesses.insert(Arc::new(faulty));
     let options = ServiceOptions {
@@ -41,7 +41,7 @@ async fn fixture_with(faulty: Faulty) -> Fixture {
         harness_deadline: Duration::from_millis(200),
         ..ServiceOptions::new(directory.path().to_owned())
     };
-    let service = Service::new(Arc::new(store), harnesses, Clock::System, options);
+    let service = Service::new(store, harnesses, Clock::System, options);
     service.run_background().await.unwrap();
     Fixture { service, _directory: directory }
 }

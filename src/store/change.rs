@@ -201,9 +201,10 @@ pub struct Seen {
 }
 
 /// What came of a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Commit {
     /// It is kept.
+    #[default]
     Done,
     /// The session is not any more what the change was made from. Nothing was changed.
     Stale,

@@ -6,13 +6,16 @@
 
 mod change;
 mod dialect;
+mod hints;
 mod migrate;
+mod pulse;
 mod query;
 mod seal;
 mod sql;
 mod wakeup;
 mod writer;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -23,18 +26,21 @@ pub use self::change::{
     ApprovalWrite, Change, Commit, NewSession, OnceAnswer, OnceRow, Seen, SessionSet, Target, TurnSet,
     TurnWrite,
 };
-pub use self::dialect::Sqlite;
+pub use self::dialect::{Postgres, Sqlite};
+pub use self::migrate::Schema;
+pub use self::pulse::Pulse;
 pub use self::query::{
-    ApprovalFilter, Cursor, EventPage, HeldSession, Page, PageRequest, SessionFilter, SessionRef,
+    ApprovalFilter, Cursor, EventPage, NewReplica, Page, PageRequest, Replica, SessionFilter, SessionRef,
+    StrandedSession, Takeover,
 };
 pub use self::seal::{Seal, SealError};
-pub use self::sql::{ApiKey, SqlStore, StoreOptions};
+pub use self::sql::{ApiKey, Instance, Location, SqlStore, StoreOptions, guarded, open, read_schema};
 pub use self::wakeup::{Published, Subscription};
 pub use self::writer::WriterStats;
 use crate::clock::Timestamp;
 use crate::domain::approval::Approval;
 use crate::domain::event::NewEvent;
-use crate::domain::lease::Lease;
+use crate::domain::lease::{Lease, LeaseRef};
 use crate::domain::scope::Scope;
 use crate::domain::session::Session;
 use crate::domain::turn::{Ordinal, Turn};
@@ -75,6 +81,9 @@ pub enum StoreError {
     /// The resume state cannot be sealed or opened.
     #[error(transparent)]
     Seal(#[from] SealError),
+    /// This process does not hold the session any more, or cannot be sure that it does. Nothing was changed.
+    #[error("the session's lease is lost")]
+    LeaseLost,
     /// The store is shutting down.
     #[error("the store is closed")]
     Closed,
@@ -114,18 +123,57 @@ pub enum OpenError {
         /// The latest number known here.
         known: i64,
     },
+    /// The database is older than this program, which is not to migrate it.
+    #[error("the database has schema {found}, this program needs {known}: run `ostler migrate up` first")]
+    Behind {
+        /// The schema's number.
+        found: i64,
+        /// The one that is needed.
+        known: i64,
+    },
+    /// Another process runs at that place.
+    #[error(
+        "the instance {instance} is in use by another process on this data directory: give each replica its own --instance"
+    )]
+    InstanceInUse {
+        /// The place's name.
+        instance: String,
+    },
+    /// Resume states are sealed with another key.
+    #[error(
+        "the database's resume states are sealed with another key: give all replicas the same one, with --seal-key"
+    )]
+    OtherSeal,
+    /// The database has lost what this place has seen.
+    #[error(
+        "the database is older than this replica has seen it: it was restored, or failed over to a copy that lost commits. \
+         To go on with it as it is, remove {path}"
+    )]
+    WentBack {
+        /// The file that remembers.
+        path: String,
+    },
     /// A migration failed, or an applied one is not the one that this program knows.
     #[error("migrating the database failed")]
     Migrate(#[from] sqlx::migrate::MigrateError),
     /// The database cannot be opened.
     #[error("the database cannot be opened")]
     Database(#[from] sqlx::Error),
+    /// The URL cannot be read. It is not shown: it may hold a password.
+    #[error("is not a postgres:// URL")]
+    Url,
     /// The URL is for a database that this program does not know.
-    #[error("database URL {scheme}: only sqlite: is supported")]
+    #[error("{scheme}: only sqlite: and postgres: are supported")]
     Scheme {
         /// The URL's scheme.
         scheme: String,
     },
+}
+
+impl OpenError {
+    fn in_use(path: &Path) -> Self {
+        Self::InUse { path: path.display().to_string() }
+    }
 }
 
 /// A result of the store.
@@ -134,12 +182,14 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 /// What is kept. `find_*` gives an option, `get_*` an error where nothing is, `list_*` a page.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Asks the database for a sign of life.
-    async fn ping(&self) -> Result<()>;
+    /// Whether other processes may work on the same database.
+    fn is_shared(&self) -> bool;
+    /// The schema of the database as it is now. That it answers is a sign of life.
+    async fn schema(&self) -> Result<Schema>;
     /// Commits one session's change, or says why its condition did not hold.
     async fn commit(&self, change: Change) -> Result<Commit>;
     /// Appends events that change nothing else, as the session's holder. Returns when they are committed.
-    async fn append(&self, session: SessionKey, events: Vec<NewEvent>) -> Result<()>;
+    async fn append(&self, lease: LeaseRef, events: Vec<NewEvent>) -> Result<()>;
     /// Waits until all writes so far are committed, then takes no more.
     async fn close(&self);
     /// What the writer has done so far.
@@ -203,24 +253,36 @@ pub trait Store: Send + Sync {
     /// How many listen.
     fn subscriber_count(&self) -> usize;
 
-    /// Makes this replica the holder of a session that nobody holds, or that the dead `from` held; `None` when another was faster.
+    /// Makes this replica the holder of a session that nobody holds, or whose holder is gone; `None` when another was faster, or
+    /// when this replica does not live any more.
     async fn claim(
         &self,
         session: SessionKey,
         replica: &ReplicaId,
-        from: Option<&ReplicaId>,
+        from: Option<Takeover<'_>>,
     ) -> Result<Option<Lease>>;
-    /// Sessions that some replica holds, or that have a turn under way and no holder.
-    async fn list_held(&self, limit: i64) -> Result<Vec<HeldSession>>;
-    /// Says that this replica lives.
-    async fn register_replica(
-        &self,
-        replica: &ReplicaId,
-        now: Timestamp,
-        expires_at: Timestamp,
-    ) -> Result<()>;
+    /// Sessions whose holder is gone, or that have a turn under way and no holder.
+    async fn list_stranded(&self, limit: i64) -> Result<Vec<StrandedSession>>;
+
+    /// Joins. Whoever was at this replica's place before is gone.
+    async fn register_replica(&self, replica: &NewReplica) -> Result<()>;
+    /// Gives a sign of life; false when it came too late: then this replica is gone for good.
+    async fn renew_replica(&self, replica: &ReplicaId) -> Result<bool>;
+    /// Says that this replica takes nothing new any more.
+    async fn drain_replica(&self, replica: &ReplicaId) -> Result<()>;
     /// Says that this replica is gone.
     async fn forget_replica(&self, replica: &ReplicaId) -> Result<()>;
+    /// Forgets replicas that are gone for long and hold nothing.
+    async fn forget_old_replicas(&self) -> Result<()>;
+    /// All replicas that are known of, the oldest first.
+    async fn list_replicas(&self) -> Result<Vec<Replica>>;
+    /// Whether this process may still write as a holder.
+    fn pulse(&self) -> &Pulse;
+    /// Waits for the next session that another process says it changed.
+    async fn next_hint(&self) -> SessionKey;
+    /// Looks at the rows of sessions that somebody listens to, or that are `held` here: wakes the listeners, and gives those of the
+    /// held that have changed since the last look.
+    async fn look_for_news(&self, held: &[SessionKey]) -> Result<Vec<SessionKey>>;
 
     /// What was answered under an idempotency key.
     async fn find_once(&self, org: &str, space: &str, key: &str) -> Result<Option<Seen>>;

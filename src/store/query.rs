@@ -5,7 +5,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 
 use crate::clock::Timestamp;
 use crate::domain::approval::ApprovalStatus;
-use crate::domain::event::Event;
+use crate::domain::event::{Event, NewEvent};
 use crate::domain::session::SessionStatus;
 use crate::ids::{ApprovalId, KeyId, ReplicaId, SessionId, SessionKey};
 
@@ -131,13 +131,54 @@ pub struct EventPage {
     pub last_seq: i64,
 }
 
-/// A session that a replica holds, or whose turn nobody has taken up.
+/// A session whose holder is gone, or whose turn nobody has taken up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldSession {
+pub struct StrandedSession {
     /// The session.
     pub key: SessionKey,
     /// Its id, for the log.
     pub id: SessionId,
-    /// Who holds it.
+    /// Who held it.
     pub holder: Option<ReplicaId>,
+}
+
+/// A session is taken over from a holder that is gone.
+#[derive(Clone, Debug)]
+pub struct Takeover<'a> {
+    /// The one that is gone.
+    pub from: &'a ReplicaId,
+    /// What the session's log says of it.
+    pub event: NewEvent,
+}
+
+/// A process that joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewReplica {
+    /// Its id.
+    pub id: ReplicaId,
+    /// The version of its program.
+    pub version: &'static str,
+}
+
+/// A process that works, or worked, on the database. Times are by the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Its id.
+    pub id: ReplicaId,
+    /// The place where it runs.
+    pub instance: String,
+    /// The version of its program.
+    pub version: String,
+    /// When it joined.
+    pub started_at: Timestamp,
+    /// When it was last heard of.
+    pub renewed_at: Timestamp,
+    /// Whether its leases are valid.
+    pub alive: bool,
+    /// It takes nothing new any more.
+    pub draining: bool,
+    /// Sessions that it holds.
+    pub held: i64,
+    /// The moment of the look.
+    pub now: Timestamp,
 }

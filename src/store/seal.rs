@@ -3,6 +3,7 @@
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use secrecy::{ExposeSecret, SecretSlice};
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use crate::ids::SessionId;
@@ -36,6 +37,14 @@ impl Seal {
     /// [`SealError::Unsealable`] when the key has another length.
     pub fn new(key: Vec<u8>) -> Result<Self, SealError> {
         if key.len() == KEY_BYTES { Ok(Self(key.into())) } else { Err(SealError::Unsealable) }
+    }
+
+    /// A word by which two processes find out whether they have the same key. The key, 256 random bits, cannot be found from it.
+    pub(super) fn fingerprint(&self) -> String {
+        let mut digest = Sha256::new();
+        digest.update(b"ostler seal fingerprint");
+        digest.update(self.0.expose_secret());
+        crate::domain::approval::hex(&digest.finalize())
     }
 
     fn cipher(&self) -> Result<XChaCha20Poly1305, SealError> {

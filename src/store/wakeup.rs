@@ -78,6 +78,24 @@ impl Wakeups {
         }
     }
 
+    /// Tells the listeners of a session that another process appended to its log. What is remembered here has a hole then, or
+    /// ends too early: it begins anew.
+    pub(super) fn wake_foreign(&self, session: SessionKey, last: Option<i64>) {
+        let Some(channel) = lock(&self.channels).get(&session).cloned() else { return };
+        lock(&channel.recent).clear();
+        channel.committed.send_modify(|committed| *committed = last.unwrap_or(*committed));
+    }
+
+    /// The last seq that the listeners of a session were told of; `None` when nobody listens.
+    pub(super) fn told(&self, session: SessionKey) -> Option<i64> {
+        lock(&self.channels).get(&session).map(|channel| *channel.committed.borrow())
+    }
+
+    /// The sessions that somebody listens to.
+    pub(super) fn heard(&self) -> Vec<SessionKey> {
+        lock(&self.channels).keys().copied().collect()
+    }
+
     /// Listens to a session. Events committed from now on are heard; earlier ones are in the table.
     pub(super) fn subscribe(self: &Arc<Self>, session: SessionKey) -> Subscription {
         let mut channels = lock(&self.channels);
@@ -169,6 +187,19 @@ mod tests {
         wakeups.wake(SESSION);
         ear.changed().await;
         assert!(ear.remembered_after(0).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_another_process_appended_is_read_from_the_table() {
+        let wakeups = Arc::new(Wakeups::default());
+        let mut ear = wakeups.subscribe(SESSION);
+        wakeups.publish(SESSION, vec![event(3)]);
+        ear.changed().await;
+        assert_eq!(seqs(ear.remembered_after(3).unwrap()), [] as [i64; 0]);
+        wakeups.wake_foreign(SESSION, Some(4));
+        ear.changed().await;
+        assert!(ear.remembered_after(3).is_none(), "seq 4 is only in the table");
+        assert_eq!(wakeups.told(SESSION), Some(4));
     }
 
     #[test]

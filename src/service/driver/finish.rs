@@ -13,6 +13,7 @@ use crate::service::fault;
 use crate::service::rows::Rows;
 use crate::service::stop::stopped;
 use crate::service::turn_end::end_all_turns;
+use crate::service::workspace;
 
 impl Driver {
     /// Ends turn and harness, then stops or destroys the session.
@@ -44,6 +45,12 @@ impl Driver {
             .await?;
         if had_turn == Some(true) {
             service.count_turn(&TurnEnd::Cancelled);
+        }
+        if wish == Wish::Destroy
+            && let Some(session) = service.store.find_session_by_key(self.live.key).await?
+        {
+            // Here, where the agent has kept it; the one who asked may be elsewhere.
+            workspace::erase(&service.options, &session, false).await;
         }
         tracing::info!(%wish, "session let go as wished");
         service.live.let_go(&self.live);

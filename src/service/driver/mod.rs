@@ -20,6 +20,7 @@ use self::harness::RunningHarness;
 use self::review::{Posture, Step, next_step};
 use self::work::Work;
 use super::live::Live;
+use super::membership::Term;
 use super::outbox::Outbox;
 use super::rows::Rows;
 use super::{Service, ServiceError, ServiceResult};
@@ -28,7 +29,6 @@ use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::lease::Lease;
 use crate::domain::session::Session;
 use crate::harness::ApprovalRecovery;
-use crate::ids::SessionKey;
 use crate::store::{Change, Commit, StoreError};
 
 /// How long a driver tries again when the database cannot be used, before it gives its harness up.
@@ -51,26 +51,28 @@ struct Driver {
 }
 
 impl Service {
-    /// Makes sure that a driver of this process looks at the session's rows. Called with the session's mutex held.
-    pub(super) fn ensure_driver(self: &Arc<Self>, key: SessionKey) {
-        match self.live.take(key) {
-            Some(live) => {
-                let this = Arc::clone(self);
-                // The driver outlives the request that woke it; its log lines go by the session alone.
-                let span = tracing::info_span!(parent: None, "driver", session = field::Empty);
-                self.tasks.spawn(async move { this.drive(live).await }.instrument(span));
-            }
-            None => {
-                if let Some(live) = self.live.get(key) {
-                    live.ring();
-                }
-            }
+    /// Makes sure that a driver looks at the session's rows: this process's own, unless another process holds the session and
+    /// hears of it there. Gives whether it is this one's. Called with the session's mutex held, after reading the session.
+    pub(super) fn ensure_driver(self: &Arc<Self>, session: &Session) -> bool {
+        if let Some(live) = self.live.get(session.key) {
+            live.ring();
+            return true;
         }
+        if session.holder.is_some() || self.membership.term().lost.is_cancelled() {
+            return false;
+        }
+        let Some(live) = self.live.take(session.key) else { return true };
+        let this = Arc::clone(self);
+        // The driver outlives the request that woke it; its log lines go by the session alone.
+        let span = tracing::info_span!(parent: None, "driver", session = field::Empty);
+        self.tasks.spawn(async move { this.drive(live).await }.instrument(span));
+        true
     }
 
     async fn drive(self: Arc<Self>, live: Arc<Live>) {
         let key = live.key;
-        let driven = AssertUnwindSafe(Driver::claim_and_run(Arc::clone(&self), Arc::clone(&live)))
+        let term = self.membership.term();
+        let driven = AssertUnwindSafe(Driver::claim_and_run(Arc::clone(&self), Arc::clone(&live), &term))
             .catch_unwind()
             .await;
         match driven {
@@ -84,17 +86,18 @@ impl Service {
         if self.live.get(key).is_some_and(|other| Arc::ptr_eq(&other, &live)) {
             let _guard = self.locks.lock(key).await;
             self.live.let_go(&live);
+            self.abandoned.add(key, term.replica);
         }
     }
 }
 
 impl Driver {
-    async fn claim_and_run(service: Arc<Service>, live: Arc<Live>) -> ServiceResult<()> {
-        let Some(lease) = service.store.claim(live.key, &service.replica, None).await? else {
+    async fn claim_and_run(service: Arc<Service>, live: Arc<Live>, term: &Term) -> ServiceResult<()> {
+        let Some(lease) = service.store.claim(live.key, &term.replica, None).await? else {
             // Somebody else has it, or recovery has not got to it yet.
             return Ok(());
         };
-        let outbox = Outbox::new(Arc::clone(&service.store), live.key);
+        let outbox = Outbox::new(Arc::clone(&service.store), lease.reference());
         let mut driver = Self {
             service,
             live,
@@ -108,7 +111,12 @@ impl Driver {
         };
         let session = driver.read().await?.session.id;
         tracing::Span::current().record("session", session.as_str());
-        let ended = driver.run().await;
+        let ended = tokio::select! {
+            biased;
+            // Whatever it was about to do, it may not any more.
+            () = term.lost.cancelled() => Err(ServiceError::LeaseLost),
+            ended = driver.run() => ended,
+        };
         // Whatever ended it, nothing of the harness is left when this returns.
         driver.stop_harness().await;
         ended
@@ -265,6 +273,7 @@ impl Driver {
                     return nothing;
                 }
             };
+            let silent = change.events.is_empty();
             match self.service.store.commit(change).await {
                 Ok(Commit::Done) => {
                     self.unsaved = None;
@@ -278,6 +287,8 @@ impl Driver {
                     self.outbox.put_back(before);
                     patience.wait(error).await?;
                 }
+                // Nothing was said in it, so that nothing can be said twice: it is decided anew from the rows as they are.
+                Err(error @ StoreError::Unknown(_)) if silent => patience.wait(error).await?,
                 Err(StoreError::Seal(error)) => {
                     // The change is made without it: an older state, or none, is what the next process starts from.
                     tracing::error!(%error, "the resume state cannot be kept");

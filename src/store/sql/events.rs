@@ -41,14 +41,21 @@ pub(super) fn list_of_turn(session: SessionKey, turn: Ordinal, after: i64, limit
     .bind(limit)
 }
 
+/// Events that one purge erases; more would keep other writers waiting.
+pub(super) const PURGED_AT_ONCE: u64 = 5000;
+
 /// Old events of turns that are over; the last of each session stays, so that its sequence goes on from there.
 pub(super) fn purge(before: Timestamp) -> Statement {
     Statement::new(
-        "DELETE FROM events WHERE at < $1
-            AND seq < (SELECT MAX(l.seq) FROM events l WHERE l.session_key = events.session_key)
-            AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.session_key = events.session_key AND t.ended_at IS NULL)",
+        "DELETE FROM events WHERE (session_key, seq) IN (
+            SELECT e.session_key, e.seq FROM events e
+            WHERE e.at < $1
+                AND e.seq < (SELECT MAX(l.seq) FROM events l WHERE l.session_key = e.session_key)
+                AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.session_key = e.session_key AND t.ended_at IS NULL)
+            LIMIT $2)",
     )
     .bind(before)
+    .bind(PURGED_AT_ONCE as i64)
 }
 
 pub(super) fn page(bounds: Option<Record>, records: Vec<Record>) -> Result<EventPage> {

@@ -6,49 +6,86 @@ mod keys;
 mod leases;
 mod once;
 mod open;
+mod replicas;
 mod rows;
 mod sessions;
 mod tickets;
 mod turns;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::Value;
 use sqlx::Pool;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 pub use self::keys::ApiKey;
-pub use self::open::StoreOptions;
+pub use self::open::{Instance, Location, StoreOptions, guarded, open, read_schema};
 use super::dialect::{Dialect, Record, Statement};
+use super::hints::Incoming;
+use super::migrate;
+use super::pulse::Pulse;
 use super::wakeup::Wakeups;
-use super::writer::{Expect, Step, Write, WriterHandle, Written};
+use super::writer::{Expect, LastSeq, Step, Write, Writers, Written};
 use super::{
-    ApprovalFilter, Change, Commit, EventPage, HeldSession, OnceAnswer, Page, PageRequest, Result, Seal,
-    Seen, SessionFilter, SessionRef, Store, Subscription, WriterStats,
+    ApprovalFilter, Change, Commit, EventPage, NewReplica, OnceAnswer, Page, PageRequest, Replica, Result,
+    Schema, Seal, Seen, SessionFilter, SessionRef, Store, StoreError, StrandedSession, Subscription,
+    Takeover, WriterStats,
 };
 use crate::clock::Timestamp;
 use crate::domain::approval::Approval;
 use crate::domain::event::NewEvent;
-use crate::domain::lease::Lease;
+use crate::domain::lease::{Lease, LeaseRef};
 use crate::domain::scope::Scope;
 use crate::domain::session::Session;
 use crate::domain::turn::{Ordinal, Turn};
 use crate::ids::{ApprovalId, KeyId, ReplicaId, SessionId, SessionKey, TurnId};
 
+/// How long a question may take, where it goes over a network: the database's own limit on statements, and a little more.
+const READ_DEADLINE: Duration = Duration::from_secs(12);
+
 /// A store on the database of a dialect.
 pub struct SqlStore<D: Dialect> {
     readers: Pool<D::Database>,
-    writer: WriterHandle,
+    /// Connections for the sign of life alone, where there are others to give it to.
+    heart: Option<Pool<D::Database>>,
+    writers: Writers,
     wakeups: Arc<Wakeups>,
+    pulse: Arc<Pulse>,
+    incoming: Incoming,
     seal: Seal,
+    /// How long leases outlive the last sign of life; `None` where nobody else could take them over.
+    replica_ttl: Option<Duration>,
+    /// The place that this process has taken, where there may be others.
+    instance: Option<String>,
+    /// Versions of sessions at the last look for news.
+    seen: Mutex<HashMap<SessionKey, i64>>,
+    closing: CancellationToken,
     /// Held for as long as the store lives: another process is kept out.
-    _lock: Option<open::DirectoryLock>,
+    _lock: Option<open::FileLock>,
 }
 
 impl<D: Dialect> SqlStore<D> {
     async fn fetch(&self, statement: Statement) -> Result<Vec<Record>> {
-        let mut connection = self.readers.acquire().await?;
-        Ok(D::fetch(&mut connection, &statement).await?)
+        self.fetch_from(&self.readers, statement).await
+    }
+
+    async fn fetch_from(&self, pool: &Pool<D::Database>, statement: Statement) -> Result<Vec<Record>> {
+        let mut connection = pool.acquire().await?;
+        if !D::SHARED {
+            return Ok(D::fetch(&mut connection, &statement).await?);
+        }
+        match tokio::time::timeout(READ_DEADLINE, D::fetch(&mut connection, &statement)).await {
+            Ok(rows) => Ok(rows?),
+            Err(_) => {
+                // Whoever is at the other end does not answer: nobody is to borrow this connection again.
+                connection.close_on_drop();
+                Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into())
+            }
+        }
     }
 
     async fn fetch_one(&self, statement: Statement) -> Result<Option<Record>> {
@@ -58,30 +95,64 @@ impl<D: Dialect> SqlStore<D> {
     /// Statements that are no session's change, committed together.
     async fn run(&self, statements: impl IntoIterator<Item = Statement>) -> Result<Written> {
         let steps = statements.into_iter().map(|statement| Step::new(statement, Expect::Any)).collect();
-        self.writer.write(Write { steps, ..Write::default() }).await
+        self.writers.write(Write { steps, ..Write::default() }).await
+    }
+
+    /// Runs a statement that must not wait behind others.
+    async fn run_vital(&self, statement: Statement) -> Result<u64> {
+        let Some(heart) = &self.heart else {
+            return self.run([statement]).await.map(|written| written.changed);
+        };
+        let run = async {
+            let mut connection = heart.acquire().await?;
+            let ran = D::execute(&mut connection, &statement).await;
+            if ran.is_err() {
+                connection.close_on_drop();
+            }
+            Ok(ran?)
+        };
+        let late = |_| StoreError::from(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
+        tokio::time::timeout(self.replica_ttl.unwrap_or(READ_DEADLINE) / 3, run).await.map_err(late)?
+    }
+
+    /// The lease is fresh from the moment the word was sent.
+    fn note_renewal(&self, sent: Instant) {
+        match self.replica_ttl {
+            Some(ttl) => self.pulse.renewed(sent, ttl),
+            None => self.pulse.never_ends(),
+        }
     }
 }
 
 /// Every method is one call into the file of its concern.
 #[async_trait]
 impl<D: Dialect> Store for SqlStore<D> {
-    async fn ping(&self) -> Result<()> {
-        self.fetch(Statement::new("SELECT 1 AS alive")).await.map(drop)
+    fn is_shared(&self) -> bool {
+        D::SHARED
+    }
+    async fn schema(&self) -> Result<Schema> {
+        let applied = self.fetch(migrate::applied()).await?;
+        Ok(Schema::of::<D>(&applied))
     }
     async fn commit(&self, change: Change) -> Result<Commit> {
         let write = sessions::write_of(change, &self.seal)?;
-        self.writer.write(write).await.map(|written| written.commit)
+        self.writers.write(write).await.map(|written| written.commit)
     }
-    async fn append(&self, session: SessionKey, events: Vec<NewEvent>) -> Result<()> {
-        let events = events.into_iter().map(|event| (session, event)).collect();
-        self.writer.write(Write { events, ..Write::default() }).await.map(drop)
+    async fn append(&self, lease: LeaseRef, events: Vec<NewEvent>) -> Result<()> {
+        let (session, epoch) = (Some(lease.session()), Some(lease.epoch()));
+        let written = self.writers.write(Write { session, events, epoch, ..Write::default() }).await?;
+        if written.commit == Commit::Done { Ok(()) } else { Err(StoreError::LeaseLost) }
     }
     async fn close(&self) {
-        self.writer.close().await;
+        self.writers.close().await;
+        self.closing.cancel();
         self.readers.close().await;
+        if let Some(heart) = &self.heart {
+            heart.close().await;
+        }
     }
     fn writer_stats(&self) -> WriterStats {
-        self.writer.stats()
+        self.writers.stats()
     }
 
     async fn find_session(&self, scope: &Scope, session: &SessionRef) -> Result<Option<Session>> {
@@ -173,24 +244,78 @@ impl<D: Dialect> Store for SqlStore<D> {
         &self,
         session: SessionKey,
         replica: &ReplicaId,
-        from: Option<&ReplicaId>,
+        from: Option<Takeover<'_>>,
     ) -> Result<Option<Lease>> {
-        let written = self.writer.write(leases::claim(session, replica, from)).await?;
+        let written = self.writers.write(leases::claim(session, replica, from, D::NOW)).await?;
         leases::read_claim(&written, session, replica)
     }
-    async fn list_held(&self, limit: i64) -> Result<Vec<HeldSession>> {
-        leases::read_held(self.fetch(leases::list_held(limit)).await?)
+    async fn list_stranded(&self, limit: i64) -> Result<Vec<StrandedSession>> {
+        leases::read_stranded(self.fetch(leases::list_stranded(limit, D::NOW)).await?)
     }
-    async fn register_replica(
-        &self,
-        replica: &ReplicaId,
-        now: Timestamp,
-        expires_at: Timestamp,
-    ) -> Result<()> {
-        self.run([leases::register(replica, now, expires_at)]).await.map(drop)
+
+    async fn register_replica(&self, replica: &NewReplica) -> Result<()> {
+        let sent = Instant::now();
+        let instance = self.instance.as_deref();
+        let ttl = replicas::millis(self.replica_ttl);
+        let register = replicas::register(replica, instance.unwrap_or_default(), ttl, D::NOW);
+        let mut statements = vec![register];
+        if instance.is_some() || !D::SHARED {
+            statements.push(replicas::expire_predecessors(&replica.id, instance));
+        }
+        self.run(statements).await?;
+        self.note_renewal(sent);
+        Ok(())
+    }
+    async fn renew_replica(&self, replica: &ReplicaId) -> Result<bool> {
+        let sent = Instant::now();
+        let ttl = replicas::millis(self.replica_ttl);
+        let renewed = self.run_vital(replicas::renew(replica, ttl, D::NOW)).await? == 1;
+        if renewed {
+            self.note_renewal(sent)
+        } else {
+            self.pulse.stop()
+        }
+        Ok(renewed)
+    }
+    async fn drain_replica(&self, replica: &ReplicaId) -> Result<()> {
+        self.run_vital(replicas::drain(replica)).await.map(drop)
     }
     async fn forget_replica(&self, replica: &ReplicaId) -> Result<()> {
-        self.run([leases::forget(replica)]).await.map(drop)
+        self.pulse.stop();
+        self.run([replicas::expire(replica), replicas::forget(replica)]).await.map(drop)
+    }
+    async fn forget_old_replicas(&self) -> Result<()> {
+        self.run([replicas::forget_old(D::NOW)]).await.map(drop)
+    }
+    async fn list_replicas(&self) -> Result<Vec<Replica>> {
+        self.fetch(replicas::list(D::NOW)).await?.into_iter().map(replicas::read).collect()
+    }
+    fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+    async fn next_hint(&self) -> SessionKey {
+        self.incoming.next().await
+    }
+    async fn look_for_news(&self, held: &[SessionKey]) -> Result<Vec<SessionKey>> {
+        let mut keys = self.wakeups.heard();
+        keys.extend(held);
+        keys.sort_unstable();
+        keys.dedup();
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let heads = self.fetch(leases::heads(&keys, D::AMONG)).await?;
+        let heads = heads.into_iter().map(leases::read_head).collect::<Result<Vec<_>>>()?;
+        for (key, _, last) in &heads {
+            if self.wakeups.told(*key).is_some_and(|told| told < *last) {
+                self.wakeups.wake_foreign(*key, Some(*last));
+            }
+        }
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let now: HashMap<SessionKey, i64> = heads.iter().map(|(key, version, _)| (*key, *version)).collect();
+        let before = std::mem::replace(&mut *seen, now);
+        let is_new = |(key, version, _): &(SessionKey, i64, i64)| before.get(key) != Some(version);
+        Ok(heads.into_iter().filter(is_new).map(|(key, ..)| key).filter(|key| held.contains(key)).collect())
     }
 
     async fn find_once(&self, org: &str, space: &str, key: &str) -> Result<Option<Seen>> {
@@ -203,7 +328,14 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.run([once::purge(before)]).await.map(|written| written.changed)
     }
     async fn purge_events(&self, before: Timestamp) -> Result<u64> {
-        self.run([events::purge(before)]).await.map(|written| written.changed)
+        let mut purged = 0;
+        loop {
+            let some = self.run([events::purge(before)]).await?.changed;
+            purged += some;
+            if some < events::PURGED_AT_ONCE {
+                return Ok(purged);
+            }
+        }
     }
 
     async fn has_keys(&self) -> Result<bool> {
@@ -236,7 +368,7 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.run([tickets::insert(hash, session, key, expires_at)]).await.map(drop)
     }
     async fn take_ticket(&self, hash: &[u8], now: Timestamp) -> Result<Option<(SessionKey, KeyId)>> {
-        tickets::read(self.writer.write(tickets::take(hash, now)).await?)
+        tickets::read(self.writers.write(tickets::take(hash, now)).await?)
     }
     async fn purge_tickets(&self, now: Timestamp) -> Result<()> {
         self.run([tickets::purge(now)]).await.map(drop)

@@ -11,7 +11,7 @@ use super::super::{
     Change, Commit, NewSession, PageRequest, Seal, SessionFilter, SessionRef, SessionSet, StoreError, Target,
 };
 use super::rows::{Reader, json};
-use super::{Expect, Step, Write, approvals, once, turns};
+use super::{Expect, LastSeq, Step, Write, approvals, once, turns};
 use crate::domain::approval::PermissionMode;
 use crate::domain::limits::{Limits, RESUME_STATE_MAX_BYTES};
 use crate::domain::scope::Scope;
@@ -183,10 +183,10 @@ pub(super) fn write_of(change: Change, seal: &Seal) -> Result<Write> {
     if let Some(row) = change.once {
         steps.push(Step::new(once::insert(&row), Expect::Guard(Commit::Repeated)));
     }
-    let (guarded, owner, new_session) = match change.target {
+    let (guarded, owner, last_seq, held_epoch) = match change.target {
         Target::New(new) => {
             let owner = Some((new.session.org_id.clone(), new.session.owner_id.clone()));
-            (Step::new(insert(&new)?, Expect::Guard(Commit::RunExists)), owner, true)
+            (Step::new(insert(&new)?, Expect::Guard(Commit::RunExists)), owner, LastSeq::None, None)
         }
         Target::Existing { key, id, org, version, epoch } => {
             let sealed = match change.set.resume_state.as_ref() {
@@ -195,7 +195,9 @@ pub(super) fn write_of(change: Change, seal: &Seal) -> Result<Write> {
                 None => None,
             };
             let statement = update(key, version, epoch, change.set, sealed)?;
-            (Step::new(statement, Expect::Guard(Commit::Stale)), None, false)
+            // A command may come through a process that is not the holder, and does not know what the holder has appended.
+            let last_seq = if epoch.is_some() { LastSeq::Remembered } else { LastSeq::Asked };
+            (Step::new(statement, Expect::Guard(Commit::Stale)), None, last_seq, epoch)
         }
     };
     steps.push(Step { undo: undo_once, ..guarded });
@@ -205,8 +207,14 @@ pub(super) fn write_of(change: Change, seal: &Seal) -> Result<Write> {
     for approval in change.approvals {
         steps.push(Step::new(approvals::write(key, owner.as_ref(), approval)?, Expect::One("approvals")));
     }
-    let events = change.events.into_iter().map(|event| (key, event)).collect();
-    Ok(Write { steps, events, new_session, ..Write::default() })
+    Ok(Write {
+        session: Some(key),
+        steps,
+        events: change.events,
+        returning: None,
+        last_seq,
+        epoch: held_epoch,
+    })
 }
 
 fn sealed(seal: &Seal, org: &str, id: &SessionId, state: &Json) -> Result<Vec<u8>> {

@@ -30,7 +30,7 @@ fn first<K>() -> PageRequest<K> {
 #[tokio::test]
 async fn no_frequent_question_reads_more_than_it_answers() {
     let mut connection = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-    migrate(&mut connection).await.unwrap();
+    migrate::<Sqlite>(&mut connection).await.unwrap();
     let org = Scope::Org { org: "o".into() };
     let own = Scope::Own { org: "o".into(), owner: "w".into() };
     let key = SessionKey(1);
@@ -61,7 +61,7 @@ async fn no_frequent_question_reads_more_than_it_answers() {
         (approvals::list_open(key), "approvals_open"),
         (approvals::list_expired(Timestamp(1), 9), "approvals_expiring"),
         (events::list(key, 5, 9), "sqlite_autoindex_events_1"),
-        (leases::list_held(9), "sessions_held"),
+        (leases::list_stranded(9, Sqlite::NOW), "sessions_held"),
         (once::find("o", "s", "k"), "sqlite_autoindex_idempotency_keys_1"),
     ];
     for (statement, index) in table {

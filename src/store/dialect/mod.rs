@@ -1,10 +1,18 @@
-//! What differs between the databases, and nothing else: how a value is bound and read, how a write begins, how many events go
-//! in with one statement. Everything above speaks [`Statement`]s and [`Record`]s. The module is private: `pub` here means the store.
+//! What differs between the databases, and nothing else: how a value is bound and read, how a write begins, what the clock is
+//! called, how many rows go in with one statement. Everything above speaks [`Statement`]s and [`Record`]s. The module is private:
+//! `pub` here means the store.
+
+mod postgres;
+mod sqlite;
 
 use std::future::Future;
 use std::sync::Arc;
 
-use sqlx::{AssertSqlSafe, Column, Database, Row, SqlSafeStr, TypeInfo, ValueRef};
+use sqlx::migrate::Migrate;
+use sqlx::{AssertSqlSafe, Database, SqlSafeStr};
+
+pub use self::postgres::Postgres;
+pub use self::sqlite::Sqlite;
 
 use crate::clock::Timestamp;
 
@@ -73,11 +81,15 @@ impl Statement {
     /// The question how this one would be answered.
     #[cfg(test)]
     pub(super) fn explained(&self) -> Self {
-        let sql = match &self.sql {
-            Sql::Literal(sql) => (*sql).to_owned(),
-            Sql::Assembled(sql) => sql.to_string(),
-        };
-        Self::assembled(format!("EXPLAIN QUERY PLAN {sql}"), self.binds.clone())
+        Self::assembled(format!("EXPLAIN QUERY PLAN {}", self.words()), self.binds.clone())
+    }
+
+    /// The words, without the values.
+    pub(super) fn words(&self) -> &str {
+        match &self.sql {
+            Sql::Literal(sql) => sql,
+            Sql::Assembled(sql) => sql,
+        }
     }
 
     fn sql_str(&self) -> sqlx::SqlStr {
@@ -102,21 +114,17 @@ impl Record {
 }
 
 /// One event's row.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct EventRow(
-    /// session_key
-    pub(super) i64,
-    /// seq
-    pub(super) i64,
-    /// turn
-    pub(super) Option<i64>,
-    /// at
-    pub(super) i64,
-    /// kind
-    pub(super) &'static str,
-    /// data
-    pub(super) String,
-);
+#[derive(Clone, Debug, PartialEq)]
+pub struct EventRow {
+    pub(super) session_key: i64,
+    pub(super) seq: i64,
+    pub(super) turn: Option<i64>,
+    pub(super) at: i64,
+    pub(super) kind: &'static str,
+    pub(super) data: String,
+    /// The epoch that the session's lease must still have; `None` where the transaction has checked its right to write already.
+    pub(super) epoch: Option<i64>,
+}
 
 /// A connection of a dialect's database.
 pub type Connection<D> = <<D as Dialect>::Database as Database>::Connection;
@@ -124,9 +132,17 @@ pub type Connection<D> = <<D as Dialect>::Database as Database>::Connection;
 /// A database that the store can be on.
 pub trait Dialect: Send + Sync + 'static {
     /// The driver.
-    type Database: Database;
+    type Database: Database<Connection: Migrate>;
     /// Begins a transaction that will write.
     const BEGIN: &'static str;
+    /// The database's clock in epoch milliseconds, as an expression.
+    const NOW: &'static str;
+    /// The condition that a key is among those of a list, which is bound as one text with commas.
+    const AMONG: &'static str;
+    /// How many connections write side by side, each for its share of the sessions.
+    const WRITERS: usize;
+    /// Whether other processes may work on the same sessions.
+    const SHARED: bool;
 
     /// Runs a statement; gives how many rows it changed.
     fn execute(
@@ -144,22 +160,32 @@ pub trait Dialect: Send + Sync + 'static {
     where
         Self: Sized;
 
-    /// One statement that inserts many events.
-    fn insert_events(rows: &[EventRow]) -> Result<Statement, serde_json::Error>;
+    /// Runs statements of the same words, each of which changes one row of its own or none; gives how many each changed.
+    fn execute_alike(
+        connection: &mut Connection<Self>,
+        statements: &[&Statement],
+    ) -> impl Future<Output = sqlx::Result<Vec<u64>>> + Send
+    where
+        Self: Sized;
+
+    /// Whether [`Dialect::execute_alike`] does it with one statement, which then needs no transaction around it.
+    fn alike_at_once(statement: &Statement) -> bool;
+
+    /// Inserts events with one statement. A row whose epoch is not the lease's any more has no seq there, which the schema
+    /// refuses, and with it all of them.
+    fn insert_events(
+        connection: &mut Connection<Self>,
+        rows: &[EventRow],
+    ) -> impl Future<Output = sqlx::Result<()>> + Send
+    where
+        Self: Sized;
 }
 
 /// Binding and reading are the same words for every driver, but their types are not: so they are written once, as a macro.
 macro_rules! dialect_io {
-    ($database:ty, int: $int:pat, blob: $blob:pat) => {
+    ($database:ty, text: $text:expr, read: $read:expr) => {
         async fn execute(connection: &mut Connection<Self>, statement: &Statement) -> sqlx::Result<u64> {
-            let mut query = sqlx::query::<$database>(statement.sql_str());
-            for value in &statement.binds {
-                query = match value {
-                    Value::Int(value) => query.bind(*value),
-                    Value::Text(value) => query.bind(value.as_deref()),
-                    Value::Blob(value) => query.bind(value.as_deref()),
-                };
-            }
+            let query = dialect_io!(@bound $database, statement, $text);
             Ok(query.execute(connection).await?.rows_affected())
         }
 
@@ -167,55 +193,37 @@ macro_rules! dialect_io {
             connection: &mut Connection<Self>,
             statement: &Statement,
         ) -> sqlx::Result<Vec<Record>> {
-            let mut query = sqlx::query::<$database>(statement.sql_str());
-            for value in &statement.binds {
-                query = match value {
-                    Value::Int(value) => query.bind(*value),
-                    Value::Text(value) => query.bind(value.as_deref()),
-                    Value::Blob(value) => query.bind(value.as_deref()),
-                };
-            }
+            let query = dialect_io!(@bound $database, statement, $text);
             let rows = query.fetch_all(connection).await?;
             let Some(first) = rows.first() else { return Ok(Vec::new()) };
             let columns: Arc<[String]> =
                 first.columns().iter().map(|column| column.name().to_owned()).collect();
-            let read = |row: &<$database as Database>::Row| {
-                let values = (0..columns.len()).map(|i| {
+            let record = |row: &<$database as Database>::Row| {
+                let value = |i: usize| {
                     let raw = row.try_get_raw(i)?;
                     if raw.is_null() {
                         return Ok(Value::Text(None));
                     }
                     let info = raw.type_info();
-                    match info.name() {
-                        $int => row.try_get(i).map(Value::Int),
-                        $blob => row.try_get(i).map(Value::Blob),
-                        _ => row.try_get(i).map(Value::Text),
-                    }
-                });
-                Ok(Record { columns: Arc::clone(&columns), values: values.collect::<sqlx::Result<_>>()? })
+                    let read: fn(&<$database as Database>::Row, usize, &str) -> sqlx::Result<Value> = $read;
+                    read(row, i, info.name())
+                };
+                let values = (0..columns.len()).map(value).collect::<sqlx::Result<_>>()?;
+                Ok(Record { columns: Arc::clone(&columns), values })
             };
-            rows.iter().map(read).collect()
+            rows.iter().map(record).collect()
         }
     };
+    (@bound $database:ty, $statement:ident, $text:expr) => {{
+        let mut query = sqlx::query::<$database>($statement.sql_str());
+        for value in &$statement.binds {
+            query = match value {
+                Value::Int(value) => query.bind(*value),
+                Value::Text(value) => query.bind(value.as_deref().map($text)),
+                Value::Blob(value) => query.bind(value.as_deref()),
+            };
+        }
+        query
+    }};
 }
-
-/// SQLite: the embedded default.
-#[derive(Debug)]
-pub struct Sqlite;
-
-impl Dialect for Sqlite {
-    type Database = sqlx::Sqlite;
-    // A deferred transaction that turns to writing fails at once when another has written since, whatever the busy timeout.
-    const BEGIN: &'static str = "BEGIN IMMEDIATE";
-
-    dialect_io!(sqlx::Sqlite, int: "INTEGER", blob: "BLOB");
-
-    fn insert_events(rows: &[EventRow]) -> Result<Statement, serde_json::Error> {
-        let rows = serde_json::to_string(rows)?;
-        Ok(Statement::new(
-            "INSERT INTO events (session_key, seq, turn, at, kind, data)
-             SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5 FROM json_each($1)",
-        )
-        .bind(rows))
-    }
-}
+use dialect_io;

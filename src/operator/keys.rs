@@ -1,4 +1,4 @@
-//! `ostler keys`: API keys on the database itself, also while the service runs. The one command besides `serve` that opens the store.
+//! `ostler keys`: API keys on the database itself.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -7,13 +7,13 @@ use clap::{Args, Subcommand};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 
-use crate::app::{self, StartError};
+use super::{OperatorError, open, open_existing, resolve};
 use crate::clock::{Clock, Timestamp};
-use crate::config::{DataArgs, DataConfig, Mistakes};
+use crate::config::DataArgs;
 use crate::domain::scope::{Permission, Role};
 use crate::ids::KeyId;
-use crate::service::{KeySpec, ServiceError};
-use crate::store::{ApiKey, PageRequest, SharedStore, StoreError};
+use crate::service::KeySpec;
+use crate::store::{ApiKey, PageRequest};
 
 /// See the module.
 #[derive(Debug, Subcommand)]
@@ -94,61 +94,17 @@ fn parse_key(text: &str) -> Result<KeyId, String> {
     KeyId::parse(text).ok_or_else(|| "must be a key id, as `ostler keys ls` shows it".to_owned())
 }
 
-/// Why a key command failed.
-#[derive(Debug, thiserror::Error)]
-enum KeysError {
-    #[error("{0}")]
-    Mistakes(Mistakes),
-    #[error(transparent)]
-    Open(#[from] StartError),
-    #[error(transparent)]
-    Service(#[from] ServiceError),
-    #[error("the database cannot be used")]
-    Store(#[from] StoreError),
-    #[error(
-        "there is no database at {0}; say with --data-dir or --database-url where the service keeps its data"
-    )]
-    NoDatabase(String),
-    #[error("there is no key {0}")]
-    NoSuchKey(KeyId),
-    #[error(transparent)]
-    Output(#[from] io::Error),
-}
-
 /// Runs a key command.
-pub async fn run(command: KeysCommand) -> ExitCode {
-    let result = match command {
-        KeysCommand::Create(args) => create(args).await,
-        KeysCommand::Ls(args) => list(args).await,
-        KeysCommand::Revoke(args) => revoke(args).await,
-    };
-    let Err(error) = result else { return ExitCode::SUCCESS };
-    let usage = matches!(&error, KeysError::Mistakes(_) | KeysError::Service(ServiceError::InvalidInput(_)));
-    app::complain(&error);
-    ExitCode::from(if usage { 2 } else { 1 })
-}
-
-async fn open(data: DataConfig) -> Result<SharedStore, KeysError> {
-    Ok(app::open_store(&data).await?)
-}
-
-fn resolve(data: &DataArgs) -> Result<DataConfig, KeysError> {
-    let mut data = data.resolve().map_err(KeysError::Mistakes)?;
-    // The service may be running on it.
-    data.store.exclusive = false;
-    Ok(data)
-}
-
-/// Where there is nothing to look at, nothing is made either: a mistyped directory is told as such.
-async fn open_existing(data: &DataArgs) -> Result<SharedStore, KeysError> {
-    let data = resolve(data)?;
-    if !data.store.path.exists() {
-        return Err(KeysError::NoDatabase(data.store.path.display().to_string()));
+pub(super) async fn run(command: KeysCommand) -> Result<ExitCode, OperatorError> {
+    match command {
+        KeysCommand::Create(args) => create(args).await?,
+        KeysCommand::Ls(args) => list(args).await?,
+        KeysCommand::Revoke(args) => revoke(args).await?,
     }
-    open(data).await
+    Ok(ExitCode::SUCCESS)
 }
 
-async fn create(args: CreateArgs) -> Result<(), KeysError> {
+async fn create(args: CreateArgs) -> Result<(), OperatorError> {
     let spec = KeySpec {
         org: args.org,
         owner: args.owner,
@@ -178,7 +134,7 @@ async fn create(args: CreateArgs) -> Result<(), KeysError> {
     Ok(())
 }
 
-async fn list(args: ListArgs) -> Result<(), KeysError> {
+async fn list(args: ListArgs) -> Result<(), OperatorError> {
     let store = open_existing(&args.data).await?;
     let mut out = io::stdout().lock();
     let mut before = None;
@@ -211,9 +167,9 @@ async fn list(args: ListArgs) -> Result<(), KeysError> {
     Ok(())
 }
 
-async fn revoke(args: RevokeArgs) -> Result<(), KeysError> {
+async fn revoke(args: RevokeArgs) -> Result<(), OperatorError> {
     let store = open_existing(&args.data).await?;
-    let key = store.find_key(&args.key).await?.ok_or_else(|| KeysError::NoSuchKey(args.key.clone()))?;
+    let key = store.find_key(&args.key).await?.ok_or_else(|| OperatorError::NoSuchKey(args.key.clone()))?;
     store.revoke_key(&key.org, &key.id, Clock::System.now()).await?;
     store.close().await;
     let mut out = io::stdout().lock();

@@ -1,0 +1,323 @@
+//! One transaction: the steps of many writes, and all their events.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use super::{Expect, Job, LastSeq, Step, Write, Written};
+use crate::domain::event::{Event, NewEvent};
+use crate::ids::SessionKey;
+use crate::store::dialect::{Connection, Dialect, EventRow, Statement, Value};
+use crate::store::wakeup::Wakeups;
+use crate::store::{Commit, StoreError};
+
+/// How a batch failed.
+#[derive(Debug)]
+pub(super) enum BatchError {
+    /// Nothing of it is kept, and the database has said why.
+    Undone(StoreError),
+    /// Nothing of it is kept: the database was not reached, or was lost before the end.
+    Unreachable(Arc<sqlx::Error>),
+    /// Nothing of it is kept: another process was faster, or waited for the same rows. A new try may do.
+    Contended(Arc<sqlx::Error>),
+    /// Nothing of it is kept: a lease that it was made under is not held any more.
+    LeaseLost,
+    /// It may be kept.
+    Unsure(Arc<sqlx::Error>),
+}
+
+impl From<sqlx::Error> for BatchError {
+    /// Before the commit: whatever happened, nothing is kept.
+    fn from(error: sqlx::Error) -> Self {
+        match error.as_database_error().and_then(|error| error.code()).as_deref() {
+            // Serialization failure, deadlock.
+            Some("40001" | "40P01") => Self::Contended(Arc::new(error)),
+            _ if is_lost(&error) => Self::Unreachable(Arc::new(error)),
+            _ => Self::Undone(StoreError::from(error)),
+        }
+    }
+}
+
+/// Whether the connection was lost, or the database is going down: then it did not say what became of the statement.
+fn is_lost(error: &sqlx::Error) -> bool {
+    match error.as_database_error() {
+        Some(error) => error.code().is_some_and(|code| code.starts_with("57P") || code.starts_with("08")),
+        None => matches!(
+            error,
+            sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed
+        ),
+    }
+}
+
+/// See the module.
+pub(super) struct Batch<'a> {
+    jobs: &'a [Job],
+    wakeups: &'a Wakeups,
+    seqs: &'a mut HashMap<SessionKey, i64>,
+    rows: Vec<EventRow>,
+    done: Done,
+    committing: bool,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(jobs: &'a [Job], wakeups: &'a Wakeups, seqs: &'a mut HashMap<SessionKey, i64>) -> Self {
+        Self { jobs, wakeups, seqs, rows: Vec::new(), done: Done::default(), committing: false }
+    }
+
+    /// Whether what was sent last may have been the commit.
+    pub(super) fn is_committing(&self) -> bool {
+        self.committing
+    }
+
+    /// What is in the table when the batch is.
+    pub(super) fn evidence(&self) -> Option<&EventRow> {
+        self.rows.first()
+    }
+
+    pub(super) fn into_done(self) -> Done {
+        self.done
+    }
+
+    /// Writes all of it, or nothing.
+    pub(super) async fn transact<D: Dialect>(
+        &mut self,
+        connection: &mut Connection<D>,
+    ) -> Result<(), BatchError> {
+        let whole = !self.is_one_statement::<D>();
+        if whole {
+            D::execute(connection, &Statement::new(D::BEGIN)).await?;
+        }
+        let outcomes = self.take_steps::<D>(connection, whole).await?;
+        for (job, mut written) in self.jobs.iter().zip(outcomes) {
+            if written.commit == Commit::Done {
+                if let Some(statement) = &job.write.returning {
+                    written.rows = D::fetch(connection, statement).await?;
+                }
+                self.number::<D>(connection, &job.write).await?;
+            }
+            self.done.note(&job.write, written);
+        }
+        if !self.rows.is_empty() {
+            self.committing = !whole;
+            D::insert_events(connection, &self.rows).await.map_err(|error| refused_events(error, whole))?;
+        }
+        if whole {
+            self.committing = true;
+            let committed = D::execute(connection, &Statement::new("COMMIT")).await;
+            committed.map_err(|error| BatchError::Unsure(Arc::new(error)))?;
+        }
+        Ok(())
+    }
+
+    /// Whether it goes out as one statement, which is a transaction by itself. A database in a file has nothing to gain from it.
+    fn is_one_statement<D: Dialect>(&self) -> bool {
+        let appends = |job: &Job| job.write.steps.is_empty() && job.write.returning.is_none();
+        if self.jobs.iter().all(appends) {
+            return D::SHARED;
+        }
+        let Some(first) = self.jobs.first().and_then(|job| job.write.steps.first()) else { return false };
+        let alike = |job: &Job| {
+            let write = &job.write;
+            let [step] = write.steps.as_slice() else { return false };
+            write.events.is_empty()
+                && write.returning.is_none()
+                && !matches!(step.expect, Expect::One(_))
+                && step.statement.words() == first.statement.words()
+        };
+        D::SHARED
+            && self.jobs.iter().all(alike)
+            && (self.jobs.len() == 1 || D::alike_at_once(&first.statement))
+    }
+
+    /// Takes the first steps of all writes, then the second ones, and so on; those of the same words together.
+    async fn take_steps<D: Dialect>(
+        &mut self,
+        connection: &mut Connection<D>,
+        whole: bool,
+    ) -> Result<Vec<Written>, BatchError> {
+        let mut outcomes: Vec<Written> = self.jobs.iter().map(|_| Written::default()).collect();
+        let rounds = self.jobs.iter().map(|job| job.write.steps.len()).max().unwrap_or(0);
+        for round in 0..rounds {
+            for places in alike(self.jobs, &outcomes, round) {
+                let steps: Vec<&Step> =
+                    places.iter().filter_map(|place| self.jobs.get(*place)?.write.steps.get(round)).collect();
+                let statements: Vec<&Statement> = steps.iter().map(|step| &step.statement).collect();
+                self.committing = !whole;
+                let changed = D::execute_alike(connection, &statements).await;
+                let changed = changed.map_err(|error| if whole { error.into() } else { lone(error) })?;
+                for ((place, step), rows) in places.iter().zip(&steps).zip(changed) {
+                    let Some(written) = outcomes.get_mut(*place) else { continue };
+                    written.changed += rows;
+                    match step.expect {
+                        Expect::Any => {}
+                        Expect::One(_) | Expect::Guard(_) if rows == 1 => {}
+                        Expect::One(table) => {
+                            return Err(BatchError::Undone(StoreError::Mismatch { table, rows }));
+                        }
+                        Expect::Guard(outcome) => {
+                            if let Some(undo) = &step.undo {
+                                D::execute(connection, undo).await?;
+                            }
+                            written.commit = outcome;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Gives a write's events their seqs.
+    async fn number<D: Dialect>(
+        &mut self,
+        connection: &mut Connection<D>,
+        write: &Write,
+    ) -> Result<(), BatchError> {
+        let Some(session) = write.session.filter(|_| !write.events.is_empty()) else { return Ok(()) };
+        let mut last = self.last_seq::<D>(connection, session, write.last_seq).await?;
+        // A change has proved its right to write by its row; events alone must prove it when they are inserted.
+        let epoch = write.epoch.filter(|_| write.steps.is_empty());
+        for event in &write.events {
+            last += 1;
+            let row = event_row(session, last, epoch, event)?;
+            if self.done.is_heard(session, self.wakeups) {
+                self.done.hear(session, shown(&row, event));
+            }
+            self.rows.push(row);
+        }
+        self.seqs.insert(session, last);
+        self.done.events += write.events.len();
+        Ok(())
+    }
+
+    async fn last_seq<D: Dialect>(
+        &mut self,
+        connection: &mut Connection<D>,
+        session: SessionKey,
+        known: LastSeq,
+    ) -> Result<i64, BatchError> {
+        // What this very batch has given out is not in the table yet.
+        let given = self.rows.iter().rev().find(|row| row.session_key == session.0).map(|row| row.seq);
+        let remembered = || self.seqs.get(&session).copied();
+        let last = match known {
+            LastSeq::None => Some(0),
+            LastSeq::Asked if D::SHARED => given,
+            LastSeq::Asked | LastSeq::Remembered => given.or_else(remembered),
+        };
+        if let Some(last) = last {
+            return Ok(last);
+        }
+        let question =
+            Statement::new("SELECT MAX(seq) AS last FROM events WHERE session_key = $1").bind(session);
+        let rows = D::fetch(connection, &question).await?;
+        match rows.first().and_then(|row| row.get("last")) {
+            Some(Value::Int(Some(last))) => Ok(*last),
+            _ => Ok(0),
+        }
+    }
+}
+
+/// The writes that have a step in this round, those whose steps have the same words together, in the order of their coming.
+fn alike(jobs: &[Job], outcomes: &[Written], round: usize) -> Vec<Vec<usize>> {
+    let mut places: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut first: HashMap<&str, usize> = HashMap::new();
+    for (place, (job, written)) in jobs.iter().zip(outcomes).enumerate() {
+        if written.commit != Commit::Done {
+            continue;
+        }
+        if let Some(step) = job.write.steps.get(round) {
+            let leader = *first.entry(step.statement.words()).or_insert(place);
+            places.entry(leader).or_default().push(place);
+        }
+    }
+    places.into_values().collect()
+}
+
+/// A statement that was its own transaction.
+fn lone(error: sqlx::Error) -> BatchError {
+    if is_lost(&error) { BatchError::Unsure(Arc::new(error)) } else { error.into() }
+}
+
+/// Why events were not taken: the seq was given to others meanwhile, or there was none to give.
+fn refused_events(error: sqlx::Error, whole: bool) -> BatchError {
+    use sqlx::error::ErrorKind;
+    match error.as_database_error().map(|error| error.kind()) {
+        Some(ErrorKind::UniqueViolation) => BatchError::Contended(Arc::new(error)),
+        Some(ErrorKind::NotNullViolation) => BatchError::LeaseLost,
+        _ if whole => error.into(),
+        _ => lone(error),
+    }
+}
+
+/// What a batch did.
+#[derive(Default)]
+pub(super) struct Done {
+    pub(super) written: Vec<Written>,
+    pub(super) events: usize,
+    /// Events that somebody listens for, by session, in order.
+    heard: Vec<(SessionKey, Vec<Event>)>,
+    /// Sessions with events that nobody listened for when they were written; by the commit somebody may.
+    unheard: HashSet<SessionKey>,
+    /// Sessions that were changed.
+    changed: Vec<SessionKey>,
+}
+
+impl Done {
+    fn note(&mut self, write: &Write, written: Written) {
+        self.changed.extend(write.session.filter(|_| written.commit == Commit::Done));
+        self.written.push(written);
+    }
+
+    /// The sessions that were changed, once each.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = SessionKey> {
+        self.changed.iter().copied()
+    }
+
+    /// Tells who listens. Called after the commit.
+    pub(super) fn tell(&self, wakeups: &Wakeups) {
+        for (session, events) in &self.heard {
+            wakeups.publish(*session, events.clone());
+        }
+        for session in &self.unheard {
+            wakeups.wake(*session);
+        }
+    }
+
+    /// Asked once for each session and batch: what a channel remembers has no hole.
+    fn is_heard(&mut self, session: SessionKey, wakeups: &Wakeups) -> bool {
+        let known = self.heard.iter().any(|(heard, _)| *heard == session);
+        let heard = known || (!self.unheard.contains(&session) && wakeups.is_heard(session));
+        if !heard {
+            self.unheard.insert(session);
+        }
+        heard
+    }
+
+    fn hear(&mut self, session: SessionKey, event: Event) {
+        match self.heard.iter_mut().find(|(heard, _)| *heard == session) {
+            Some((_, events)) => events.push(event),
+            None => self.heard.push((session, vec![event])),
+        }
+    }
+}
+
+fn event_row(
+    session: SessionKey,
+    seq: i64,
+    epoch: Option<i64>,
+    event: &NewEvent,
+) -> Result<EventRow, BatchError> {
+    let encoding = |error| BatchError::Undone(StoreError::from(sqlx::Error::Encode(Box::new(error))));
+    let data = serde_json::to_string(&event.body).map_err(|error: serde_json::Error| encoding(error))?;
+    let turn = event.turn.as_ref().map(|turn| turn.ordinal.0);
+    Ok(EventRow { session_key: session.0, seq, turn, at: event.at.0, kind: event.body.kind(), data, epoch })
+}
+
+fn shown(row: &EventRow, event: &NewEvent) -> Event {
+    Event {
+        seq: row.seq,
+        kind: row.kind.to_owned(),
+        turn_id: event.turn.as_ref().map(|turn| turn.id.clone()),
+        at: event.at,
+        data: row.data.clone(),
+    }
+}
