@@ -57,8 +57,9 @@ fn json_lines(text: &str) -> Vec<Value> {
 
 /// A home and the service on it.
 struct House {
-    home: Home,
     server: Server,
+    // After the service, so that it is dead when its database is dropped.
+    home: Home,
 }
 
 impl House {

@@ -17,6 +17,7 @@ mod cli;
 mod cli_terminal;
 mod crash;
 mod idempotency;
+mod postgres;
 mod real_codex;
 mod scope;
 mod sessions;

@@ -59,7 +59,7 @@ async fn a_data_directory_that_cannot_be_used_is_named() {
 
 #[tokio::test]
 async fn f54_a_second_process_on_the_same_database_refuses_and_the_first_goes_on() {
-    let home = Home::new();
+    let home = Home::on_sqlite();
     let server = home.start().await;
     let output = home.command(&["serve", "--listen", "127.0.0.1:0"]).output().await.unwrap();
     let words = String::from_utf8(output.stderr).unwrap();
@@ -83,7 +83,9 @@ async fn a_port_that_is_taken_is_named() {
 async fn f40_a_database_of_a_later_version_is_refused() {
     let home = Home::new();
     home.start().await.kill().await;
-    home.tamper("INSERT INTO _sqlx_migrations VALUES (9999, 'later', CURRENT_TIMESTAMP, 1, x'00', 0)").await;
+    let later = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+        SELECT 9999, 'later', success, checksum, execution_time FROM _sqlx_migrations LIMIT 1";
+    home.tamper(later).await;
     let output = home.command(&["serve", "--listen", "127.0.0.1:0"]).output().await.unwrap();
     let words = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && words.contains("9999") && words.contains("newer ostler"), "{words}");
@@ -113,7 +115,7 @@ async fn keys_are_made_listed_and_revoked_while_the_service_runs() {
 
 #[tokio::test]
 async fn looking_for_keys_where_there_is_no_database_makes_none() {
-    let home = Home::new();
+    let home = Home::on_sqlite();
     let elsewhere = home.path().join("mistyped");
     for arguments in [&["keys", "ls"][..], &["keys", "revoke", "key_0197a0c0c0c07000a000a000a000a000"]] {
         let output = home.command(arguments).arg("--data-dir").arg(&elsewhere).output().await.unwrap();

@@ -11,7 +11,7 @@ fn id(value: &Value) -> String {
 
 #[tokio::test]
 async fn f15_and_f54_while_the_database_is_locked_writes_are_refused_and_a_turn_at_work_loses_nothing() {
-    let home = Home::new();
+    let home = Home::on_sqlite();
     let server = home.start().await;
     let api = server.api();
     let session = id(&api.create_detached("/tokens 400 50\n/say done").await);

@@ -1,6 +1,8 @@
-//! What the tests share: a service as a real process, a client of its API, a reader of its event streams.
+//! What the tests share: a service as a real process, on either database; a client of its API, a reader of its
+//! event streams.
 
 pub mod api;
+pub mod postgres;
 pub mod processes;
 pub mod server;
 pub mod sse;

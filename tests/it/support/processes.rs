@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::within;
 
 /// Whether the process runs; one that is dead but not reaped does not.
@@ -18,14 +20,31 @@ pub fn of_agent(session: &str) -> Vec<u32> {
         let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         is_alive(*pid) && environ.split(|byte| *byte == 0).any(|entry| entry.starts_with(mark.as_bytes()))
     };
-    let pids = fs::read_dir("/proc").unwrap().flatten();
-    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(marked).collect()
+    all().filter(marked).collect()
+}
+
+/// The processes whose parent it is.
+pub fn children_of(parent: u32) -> Vec<u32> {
+    let is_child = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        rest.split(' ').nth(1).is_some_and(|pid| pid == parent.to_string())
+    };
+    all().filter(is_child).collect()
+}
+
+fn all() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// kill -9 for a process that is not a child of the test.
 pub fn kill(pid: u32) {
-    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    signal(pid, Signal::KILL);
+}
+
+pub fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
 /// Waits until it holds: for what the system tells nobody about.

@@ -2,18 +2,24 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::api::Api;
+use super::postgres::{self, Database};
+use super::processes::signal;
 use super::within;
 
-/// A data directory, and how a service is started on it.
+/// A data directory with its database, and how a service is started on it.
 pub struct Home {
     directory: TempDir,
+    /// The database on PostgreSQL, made when it is first needed; `None` for a file in the directory.
+    postgres: Option<OnceLock<Database>>,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
 }
@@ -39,9 +45,29 @@ pub struct Server {
 }
 
 impl Home {
-    /// An empty data directory; sweeps and graces are short, so that tests need not wait.
+    /// An empty data directory; sweeps and graces are short, so that tests need not wait. The database is the one that
+    /// `OSTLER_TEST_DATABASE` names: `sqlite`, as without it, or `postgres`.
     pub fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap(), arguments: Vec::new(), environment: Vec::new() }
+        match std::env::var("OSTLER_TEST_DATABASE").as_deref() {
+            Err(_) | Ok("sqlite") => Self::on_sqlite(),
+            Ok("postgres") => Self::on_postgres(),
+            Ok(other) => panic!("OSTLER_TEST_DATABASE is sqlite or postgres, not {other}"),
+        }
+    }
+
+    /// As [`Home::new`], for a test of what is so on SQLite alone.
+    pub fn on_sqlite() -> Self {
+        Self::on(None)
+    }
+
+    /// As [`Home::new`], with a database of its own on the PostgreSQL that all tests share.
+    pub fn on_postgres() -> Self {
+        Self::on(Some(OnceLock::new()))
+    }
+
+    fn on(postgres: Option<OnceLock<Database>>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self { directory, postgres, arguments: Vec::new(), environment: Vec::new() }
     }
 
     /// Adds flags to `ostler serve`.
@@ -69,8 +95,16 @@ impl Home {
     }
 
     /// The database file.
+    #[track_caller]
     pub fn database(&self) -> PathBuf {
+        assert!(self.postgres.is_none(), "a test that asks for the file says Home::on_sqlite()");
         self.path().join("ostler.db")
+    }
+
+    /// The database, where it is on PostgreSQL.
+    pub fn postgres(&self) -> Option<&Database> {
+        let database = self.postgres.as_ref()?;
+        Some(database.get_or_init(|| postgres::shared_now().database_now()))
     }
 
     /// `ostler` with these arguments and this data directory, to run to its end.
@@ -86,6 +120,7 @@ impl Home {
             .env("OSTLER_SWEEP_INTERVAL_SECONDS", "0.1")
             .env("OSTLER_CANCEL_GRACE_SECONDS", "0.5")
             .env("OSTLER_SHUTDOWN_GRACE_SECONDS", "2")
+            .envs(self.postgres().map(|database| ("OSTLER_DATABASE_URL", &database.url)))
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(self.path())
             .kill_on_drop(true);
@@ -94,23 +129,27 @@ impl Home {
 
     /// Starts the service and returns when it listens.
     pub async fn start(&self) -> Server {
-        self.launch(0, None).await
+        self.start_on(0).await
     }
 
     /// Starts the service on a port of its own choice, see [`free_port`], so that clients find it again.
     pub async fn start_on(&self, port: u16) -> Server {
-        self.launch(port, None).await
+        self.start_as(port, |_| {}).await
     }
 
     /// Starts a service that dies when it comes to that point.
     pub async fn start_with_fault(&self, point: &str) -> Server {
-        self.launch(0, Some(point)).await
+        let die = |command: &mut Command| {
+            command.env("OSTLER_FAULT", point);
+        };
+        self.start_as(0, die).await
     }
 
-    async fn launch(&self, port: u16, fault: Option<&str>) -> Server {
+    /// Starts the service on a port by a command that the caller completes.
+    pub async fn start_as(&self, port: u16, complete: impl FnOnce(&mut Command)) -> Server {
         let mut command = self.command(&["serve", "--listen", &format!("127.0.0.1:{port}"), "--log", "warn"]);
         command.args(&self.arguments);
-        command.envs(fault.map(|point| ("OSTLER_FAULT", point)));
+        complete(&mut command);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut greeting = Vec::new();
@@ -131,6 +170,9 @@ impl Home {
     /// Runs SQL on the database: what a foreign hand would do.
     pub async fn tamper(&self, sql: &str) {
         use sqlx::Connection as _;
+        if let Some(database) = self.postgres() {
+            return database.execute(sql).await;
+        }
         let path = self.database();
         let mut connection = sqlx::SqliteConnection::connect(path.to_str().unwrap()).await.unwrap();
         sqlx::query(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
@@ -191,8 +233,7 @@ impl Server {
 
     /// SIGTERM, and returns its exit status.
     pub async fn terminate(mut self) -> std::process::ExitStatus {
-        let pid = rustix::process::Pid::from_raw(i32::try_from(self.pid()).unwrap()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        signal(self.pid(), Signal::TERM);
         within("the service to end", self.child.wait()).await.unwrap()
     }
 }

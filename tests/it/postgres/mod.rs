@@ -1,0 +1,3 @@
+//! What holds with PostgreSQL: of the server and the network that the tests bring along, and of the service on them.
+
+mod cluster;
