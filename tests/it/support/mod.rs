@@ -4,6 +4,7 @@
 pub mod api;
 pub mod postgres;
 pub mod processes;
+pub mod proxy;
 pub mod server;
 pub mod sse;
 
