@@ -84,7 +84,12 @@ fn the_readme_has_every_flag_with_its_variable() {
     for argument in command.get_arguments() {
         let flag = argument.get_long().unwrap();
         let variable = argument.get_env().unwrap().to_str().unwrap();
-        let row = readme.lines().find(|line| line.starts_with(&format!("| `--{flag} ")));
+        let is_its = |line: &&str| {
+            line.strip_prefix("| `--")
+                .and_then(|line| line.strip_prefix(flag))
+                .is_some_and(|rest| rest.starts_with([' ', '`']))
+        };
+        let row = readme.lines().find(is_its);
         assert!(row.is_some_and(|row| row.contains(&format!("`{variable}`"))), "--{flag} and {variable}");
     }
 }

@@ -16,7 +16,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("cli", &[]),
     ("config", &["http", "service", "store", "harness", "domain", "telemetry"]),
     ("app", &["config", "http", "service", "store", "domain", "clock", "telemetry"]),
-    ("keys", &["app", "config", "service", "store", "domain", "ids", "clock"]),
+    ("operator", &["app", "config", "service", "store", "domain", "ids", "clock"]),
 ];
 
 /// What has one place, and where that is.

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use ostler::clock::Timestamp;
 use ostler::domain::event::{EventBody, NewEvent, Output};
+use ostler::domain::lease::Lease;
 use ostler::domain::scope::{Role, Scope, permissions_of};
 use ostler::domain::session::{Session, SessionState, StopCause, Transition};
 use ostler::domain::turn::{Failure, Ordinal, Prompt, Turn, TurnStatus};
 use ostler::ids::{KeyId, ReplicaId, SessionKey};
 use ostler::store::{
-    ApiKey, Change, Commit, OnceAnswer, OnceRow, OpenError, PageRequest, Seal, SessionFilter, SessionRef,
-    SqlStore, Sqlite, Store, StoreError, StoreOptions, TurnSet, TurnWrite,
+    ApiKey, Change, Commit, Location, NewReplica, OnceAnswer, OnceRow, OpenError, PageRequest, Seal,
+    SessionFilter, SessionRef, SharedStore, Store, StoreError, StoreOptions, Takeover, TurnSet, TurnWrite,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -18,7 +19,7 @@ use tempfile::TempDir;
 const AT: Timestamp = Timestamp(1_700_000_000_000);
 
 struct Fixture {
-    store: Arc<SqlStore<Sqlite>>,
+    store: SharedStore,
     directory: TempDir,
 }
 
@@ -26,14 +27,14 @@ fn seal() -> Seal {
     Seal::new(vec![7; 32]).unwrap()
 }
 
-async fn open(directory: &TempDir) -> Result<SqlStore<Sqlite>, OpenError> {
-    let options = StoreOptions { path: directory.path().join("ostler.db"), exclusive: true };
-    SqlStore::open(&options, seal()).await
+async fn open(directory: &TempDir) -> Result<SharedStore, OpenError> {
+    let options = StoreOptions::new(Location::Sqlite(directory.path().join("ostler.db")));
+    ostler::store::open(&options, seal()).await
 }
 
 async fn fixture() -> Fixture {
     let directory = tempfile::tempdir().unwrap();
-    Fixture { store: Arc::new(open(&directory).await.unwrap()), directory }
+    Fixture { store: open(&directory).await.unwrap(), directory }
 }
 
 impl Fixture {
@@ -68,6 +69,19 @@ fn own(org: &str, owner: &str) -> Scope {
 
 async fn create(store: &dyn Store, session: &Session) {
     assert_eq!(store.commit(Change::create(session.clone())).await.unwrap(), Commit::Done);
+}
+
+/// A replica that lives.
+async fn replica(store: &dyn Store) -> ReplicaId {
+    let id = ReplicaId::mint();
+    store.register_replica(&NewReplica { id: id.clone(), version: "1" }).await.unwrap();
+    id
+}
+
+/// The session in the hands of a new replica.
+async fn held(store: &dyn Store, session: &Session) -> Lease {
+    let replica = replica(store).await;
+    store.claim(session.key, &replica, None).await.unwrap().unwrap()
 }
 
 async fn reread(store: &dyn Store, session: &Session) -> Session {
@@ -257,8 +271,10 @@ async fn a_stale_change_and_one_without_the_lease_change_nothing() {
     let Fixture { store, directory: _directory } = fixture().await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
-    let (one, two) = (ReplicaId::mint(), ReplicaId::mint());
+    let one = replica(store.as_ref()).await;
+    assert!(store.claim(new.key, &ReplicaId::mint(), None).await.unwrap().is_none(), "nobody knows that one");
     let lease = store.claim(new.key, &one, None).await.unwrap().unwrap();
+    let two = replica(store.as_ref()).await;
     assert!(store.claim(new.key, &two, None).await.unwrap().is_none(), "it is held");
     assert_eq!(
         store.commit(Change::of(&new, AT)).await.unwrap(),
@@ -266,14 +282,17 @@ async fn a_stale_change_and_one_without_the_lease_change_nothing() {
         "the claim changed the version"
     );
     let held = reread(store.as_ref(), &new).await;
-    let taken_over = store.claim(new.key, &two, Some(&one)).await.unwrap().unwrap();
+    let takeover = Takeover { from: &one, event: text("taken over") };
+    let taken_over = store.claim(new.key, &two, Some(takeover)).await.unwrap().unwrap();
     assert_eq!(taken_over.epoch(), lease.epoch() + 1);
     let now = reread(store.as_ref(), &new).await;
     let zombie = Session { version: now.version, ..held };
     let mut change = Change::held(&zombie, &lease, AT);
     change.events.push(text("from the grave"));
     assert_eq!(store.commit(change).await.unwrap(), Commit::Stale, "row 71: the epoch fences it");
-    assert!(seqs(store.as_ref(), &new).await.is_empty());
+    let late = store.append(lease.reference(), vec![text("late words")]).await;
+    assert!(matches!(late, Err(StoreError::LeaseLost)), "{late:?}");
+    assert_eq!(seqs(store.as_ref(), &new).await, [1], "of all this, the takeover alone is in the log");
     let mut change = Change::held(&now, &taken_over, AT);
     change.set.release = true;
     assert_eq!(store.commit(change).await.unwrap(), Commit::Done);
@@ -285,9 +304,10 @@ async fn of_many_claimers_one_gets_the_session() {
     let Fixture { store, directory: _directory } = fixture().await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
+    let replica = replica(store.as_ref()).await;
     let claims = (0..32).map(|_| {
-        let (store, key) = (Arc::clone(&store), new.key);
-        tokio::spawn(async move { store.claim(key, &ReplicaId::mint(), None).await.unwrap().is_some() })
+        let (store, key, replica) = (Arc::clone(&store), new.key, replica.clone());
+        tokio::spawn(async move { store.claim(key, &replica, None).await.unwrap().is_some() })
     });
     let mut won = 0;
     for claim in claims.collect::<Vec<_>>() {
@@ -304,11 +324,16 @@ async fn events_of_many_writers_are_numbered_without_a_hole() {
         create(store.as_ref(), session).await;
     }
     let mut writers = Vec::new();
-    for session in sessions.iter().flat_map(|session| std::iter::repeat_n(session, 4)) {
-        let (store, key) = (Arc::clone(&store), session.key);
+    let replica = replica(store.as_ref()).await;
+    let mut leases = Vec::new();
+    for session in &sessions {
+        leases.push(store.claim(session.key, &replica, None).await.unwrap().unwrap().reference());
+    }
+    for lease in leases.iter().flat_map(|lease| std::iter::repeat_n(*lease, 4)) {
+        let store = Arc::clone(&store);
         writers.push(tokio::spawn(async move {
             for n in 0..25 {
-                store.append(key, vec![text(&format!("{n}")), text("and")]).await.unwrap();
+                store.append(lease, vec![text(&format!("{n}")), text("and")]).await.unwrap();
             }
         }));
     }
@@ -331,9 +356,10 @@ async fn a_reader_who_comes_while_an_event_is_stored_finds_it_or_is_woken() {
     let f = fixture().await;
     let row = session("o", "alice");
     create(&*f.store, &row).await;
+    let lease = held(&*f.store, &row).await.reference();
     for round in 0..500_i64 {
-        let (store, key) = (Arc::clone(&f.store), row.key);
-        let storing = tokio::spawn(async move { store.append(key, vec![text("x")]).await.unwrap() });
+        let store = Arc::clone(&f.store);
+        let storing = tokio::spawn(async move { store.append(lease, vec![text("x")]).await.unwrap() });
         // At a different moment of the commit each time.
         let moment = std::time::Instant::now();
         while moment.elapsed().as_micros() < u128::from(round.unsigned_abs()) * 37 % 1000 {
@@ -363,7 +389,8 @@ async fn a_change_and_its_events_are_kept_together_or_not_at_all() {
     change.events.push(text("never"));
     assert!(matches!(store.commit(change).await, Err(StoreError::Mismatch { table: "turns", rows: 0 })));
     assert_eq!(reread(store.as_ref(), &new).await, new);
-    store.append(new.key, vec![text("first")]).await.unwrap();
+    let lease = held(store.as_ref(), &new).await;
+    store.append(lease.reference(), vec![text("first")]).await.unwrap();
     assert_eq!(seqs(store.as_ref(), &new).await, [1], "the number that was not used is used now");
 }
 
@@ -557,11 +584,12 @@ async fn old_events_go_but_each_sessions_last_stays_so_that_its_numbers_go_on() 
     let Fixture { store, directory: _directory } = fixture().await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
-    store.append(new.key, vec![text("1"), text("2"), text("3")]).await.unwrap();
+    let lease = held(store.as_ref(), &new).await.reference();
+    store.append(lease, vec![text("1"), text("2"), text("3")]).await.unwrap();
     assert_eq!(store.purge_events(Timestamp(AT.0 + 1)).await.unwrap(), 2);
     let page = store.list_events(new.key, 0, 10).await.unwrap();
     assert_eq!((page.first_seq, page.last_seq, page.events.len()), (3, 3, 1));
-    store.append(new.key, vec![text("4")]).await.unwrap();
+    store.append(lease, vec![text("4")]).await.unwrap();
     assert_eq!(seqs(store.as_ref(), &new).await, [3, 4]);
 }
 
@@ -611,7 +639,8 @@ async fn a_closed_store_has_kept_what_it_took_and_takes_no_more() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(matches!(store.append(SessionKey(1), vec![text("x")]).await, Err(StoreError::Closed)));
+    let late = store.commit(Change::create(session("o1", "alice"))).await;
+    assert!(matches!(late, Err(StoreError::Closed)), "{late:?}");
     drop(store);
     let store = open(&directory).await.unwrap();
     for key in kept {
