@@ -5,6 +5,7 @@
 //! [`HarnessEvent`]s, so that updates and the end of a turn can never overtake each other.
 
 pub mod acp;
+mod fence;
 mod registry;
 pub mod scripted;
 
@@ -16,6 +17,7 @@ use serde_json::Value;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
+pub use self::fence::Fence;
 pub use self::registry::{HarnessConfig, Registry, RegistryError};
 use crate::domain::approval::{ApprovalOption, Decision, PermissionMode};
 use crate::domain::event::Output;
@@ -123,6 +125,8 @@ pub struct StartOptions {
     /// The turn that the service still waits for the end of. A turn that `resume` knows as being at work goes on if it is
     /// this one, its open questions asked again under the same ids; any other has been given up and is dropped.
     pub open_turn: Option<TurnId>,
+    /// What an adapter does by itself, in files above all, it does only while this says so.
+    pub fence: Fence,
 }
 
 /// A runtime that has started.

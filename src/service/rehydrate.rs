@@ -7,7 +7,7 @@ use super::{Service, ServiceError, ServiceResult, workspace};
 use crate::domain::event::EventBody;
 use crate::domain::session::Session;
 use crate::domain::turn::Failure;
-use crate::harness::{Continuity, Harness, StartError, StartOptions};
+use crate::harness::{Continuity, Fence, Harness, StartError, StartOptions};
 use crate::ids::TurnId;
 
 impl Service {
@@ -25,6 +25,8 @@ impl Service {
         session: &Session,
         open_turn: Option<TurnId>,
     ) -> ServiceResult<StartOptions> {
+        let (store, lost) = (Arc::clone(&self.store), self.membership.term().lost);
+        let fence = Fence::new(move || store.pulse().is_alive() && !lost.is_cancelled());
         // The directories may be gone: the database is what lasts.
         workspace::make(&self.options, session).await.map_err(ServiceError::Directory)?;
         Ok(StartOptions {
@@ -36,6 +38,7 @@ impl Service {
             settings: session.settings.clone(),
             resume: self.store.find_resume_state(session.key).await?,
             open_turn,
+            fence,
         })
     }
 }

@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use super::protocol::{INTERNAL_ERROR, INVALID_PARAMS, NOT_FOUND, RpcError};
 use crate::domain::event::FileOperation;
+use crate::harness::Fence;
 
 /// Larger files are neither read nor written.
 pub(super) const FILE_MAX_BYTES: u64 = 10 << 20;
@@ -47,6 +48,7 @@ pub(super) struct Roots(Vec<PathBuf>);
 pub(super) struct Workspace {
     roots: Roots,
     dir: Arc<Dir>,
+    fence: Fence,
 }
 
 impl Roots {
@@ -95,9 +97,9 @@ impl Workspace {
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub(super) fn open(root: &Path) -> io::Result<Self> {
+    pub(super) fn open(root: &Path, fence: Fence) -> io::Result<Self> {
         let dir = Dir::open_ambient_dir(root, ambient_authority())?;
-        Ok(Self { roots: Roots::of(root), dir: Arc::new(dir) })
+        Ok(Self { roots: Roots::of(root), dir: Arc::new(dir), fence })
     }
 
     pub(super) fn roots(&self) -> &Roots {
@@ -144,6 +146,7 @@ impl Workspace {
             return Err(too_large(&request.path));
         }
         let explain = |error| io_error(&request.path, &error);
+        self.fence.pass().map_err(explain)?;
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             self.dir.create_dir_all(parent).map_err(explain)?;
         }
@@ -212,7 +215,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("secret"), "hush").unwrap();
-        let workspace = Workspace::open(root.path()).unwrap();
+        let workspace = Workspace::open(root.path(), Fence::open()).unwrap();
         Case { root, outside, workspace }
     }
 

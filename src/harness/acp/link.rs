@@ -16,7 +16,7 @@ use super::permission::Questions;
 use super::process::{Pipes, Process};
 use super::pump::{Ignored, Job, Pump, open_workspace};
 use super::tool_calls::ToolCalls;
-use crate::harness::{EVENT_QUEUE, HarnessEvent};
+use crate::harness::{EVENT_QUEUE, Fence, HarnessEvent};
 
 /// What a later process needs to take the conversation up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +81,8 @@ pub(super) struct Terms<'a> {
     pub write_deadline: Duration,
     /// Whether the agent may write files unasked.
     pub writes_allowed: bool,
+    /// Asked before each write.
+    pub fence: Fence,
 }
 
 impl TurnAtWork {
@@ -128,7 +130,7 @@ impl Link {
         pipes: Pipes,
         terms: Terms<'_>,
     ) -> std::io::Result<(Self, mpsc::Receiver<HarnessEvent>)> {
-        let workspace = open_workspace(Path::new(terms.cwd)).await?;
+        let workspace = open_workspace(Path::new(terms.cwd), terms.fence).await?;
         let (closing, broken) = (CancellationToken::new(), CancellationToken::new());
         let shared = Arc::new(Shared {
             name: terms.name,

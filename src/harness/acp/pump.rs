@@ -25,7 +25,7 @@ use super::tool_calls::{ToolCalls, changed};
 use super::translate;
 use crate::domain::event::Output;
 use crate::domain::turn::Failure;
-use crate::harness::{ApprovalRequest, HarnessEvent, TurnOutcome};
+use crate::harness::{ApprovalRequest, Fence, HarnessEvent, TurnOutcome};
 
 /// How long an agent that closed its output may take to exit by itself.
 const EXIT_GRACE: Duration = Duration::from_millis(300);
@@ -422,9 +422,9 @@ async fn blocking<T: Send + 'static>(
 ///
 /// # Errors
 /// When it cannot be opened.
-pub(super) async fn open_workspace(root: &Path) -> std::io::Result<Workspace> {
+pub(super) async fn open_workspace(root: &Path, fence: Fence) -> std::io::Result<Workspace> {
     let root = root.to_owned();
-    tokio::task::spawn_blocking(move || Workspace::open(&root)).await.map_err(std::io::Error::other)?
+    tokio::task::spawn_blocking(move || Workspace::open(&root, fence)).await.map_err(std::io::Error::other)?
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl Harness for ScriptedHarness {
         let failed = |code: &str, message: String| StartError::Failed(Failure::new(code, message));
         let delay = token_delay(&options.settings)
             .map_err(|complaints| failed("invalid_settings", complaints.join("; ")))?;
-        let workspace = Workspace::open(options.workspace)
+        let workspace = Workspace::open(options.workspace, options.fence)
             .await
             .map_err(|error| failed("workspace_unavailable", format!("the workspace: {error}")))?;
         let (mut state, continuity) = take_up(options.resume, options.open_turn.as_ref());

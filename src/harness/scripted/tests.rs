@@ -16,8 +16,8 @@ use crate::domain::approval::{Decision, PermissionMode};
 use crate::domain::event::{Output, ToolEnd};
 use crate::domain::turn::Prompt;
 use crate::harness::{
-    Answer, ApprovalRequest, Continuity, Harness, HarnessError, HarnessEvent, HarnessSession, StartOptions,
-    TurnInput, TurnOutcome,
+    Answer, ApprovalRequest, Continuity, Fence, Harness, HarnessError, HarnessEvent, HarnessSession,
+    StartOptions, TurnInput, TurnOutcome,
 };
 use crate::ids::{SessionId, TurnId};
 
@@ -55,6 +55,7 @@ fn options(workspace: &TempDir, resume: Option<Value>) -> StartOptions {
         permission_mode: PermissionMode::Ask,
         settings: json!({ "token_delay_ms": 0 }),
         resume,
+        fence: Fence::open(),
     }
 }
 

@@ -12,28 +12,34 @@ use cap_std::fs::{Dir, OpenOptions};
 
 use super::effects::LEDGER;
 use crate::domain::event::FileOperation;
+use crate::harness::Fence;
 
 /// The session's workspace.
 #[derive(Clone, Debug)]
-pub(super) struct Workspace(Arc<Dir>);
+pub(super) struct Workspace {
+    dir: Arc<Dir>,
+    fence: Fence,
+}
 
 impl Workspace {
     /// Opens a directory.
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub async fn open(path: PathBuf) -> io::Result<Self> {
-        blocking(move || Ok(Self(Arc::new(Dir::open_ambient_dir(path, ambient_authority())?)))).await
+    pub async fn open(path: PathBuf, fence: Fence) -> io::Result<Self> {
+        let dir = blocking(move || Dir::open_ambient_dir(path, ambient_authority())).await?;
+        Ok(Self { dir: Arc::new(dir), fence })
     }
 
     /// Appends to a file and returns when that is on disk. One write to a file in append mode: lines never mix.
     ///
     /// # Errors
-    /// As the file system has them.
+    /// As the file system has them; and when the session may be another's by now.
     pub async fn append(&self, name: &'static str, line: String) -> io::Result<()> {
-        let dir = self.0.clone();
+        let Self { dir, fence } = self.clone();
         blocking(move || {
             let mut file = dir.open_with(name, OpenOptions::new().create(true).append(true))?;
+            fence.pass()?;
             file.write_all(line.as_bytes())?;
             file.sync_data()
         })
@@ -45,7 +51,7 @@ impl Workspace {
     /// # Errors
     /// Why the path cannot be written: it leads outside, is a directory, or is the ledger, which the harness alone writes.
     pub async fn probe(&self, path: &str) -> Result<FileOperation, String> {
-        let (dir, path) = (self.0.clone(), PathBuf::from(path));
+        let (dir, path) = (self.dir.clone(), PathBuf::from(path));
         let shown = path.display().to_string();
         blocking(move || probe(&dir, &path)).await.map_err(|error| format!("{shown}: {error}"))
     }
@@ -54,10 +60,12 @@ impl Workspace {
     /// [`Self::probe`] saw.
     ///
     /// # Errors
-    /// As the file system has them.
+    /// As the file system has them; and when the session may be another's by now.
     pub async fn write(&self, path: &str, contents: String) -> io::Result<()> {
-        let (dir, path) = (self.0.clone(), PathBuf::from(path));
+        let Self { dir, fence } = self.clone();
+        let path = PathBuf::from(path);
         blocking(move || {
+            fence.pass()?;
             if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
                 dir.create_dir_all(parent)?;
             }

@@ -9,8 +9,8 @@ use ostler::domain::approval::{Decision, PermissionMode};
 use ostler::domain::event::Output;
 use ostler::domain::turn::Prompt;
 use ostler::harness::{
-    Answer, ApprovalRequest, Continuity, HarnessConfig, HarnessError, HarnessEvent, HarnessSession, Registry,
-    StartError, StartOptions, Started, TurnInput, TurnOutcome,
+    Answer, ApprovalRequest, Continuity, Fence, HarnessConfig, HarnessError, HarnessEvent, HarnessSession,
+    Registry, StartError, StartOptions, Started, TurnInput, TurnOutcome,
 };
 use ostler::ids::{SessionId, TurnId};
 use serde_json::Value;
@@ -96,6 +96,7 @@ impl Rig {
             settings: harness.validate(&Value::Null).unwrap(),
             resume,
             open_turn: None,
+            fence: Fence::open(),
         };
         timeout(DEADLINE, harness.start(options)).await.expect("the start hangs")
     }

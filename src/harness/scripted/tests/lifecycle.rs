@@ -1,5 +1,8 @@
 //! Start, cancel, detach, stop, death, and a reader that is slow.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 
 #[test]
@@ -37,6 +40,30 @@ async fn a_workspace_that_is_not_there_is_a_start_that_fails() {
     let options = StartOptions { workspace: workspace.path().join("none"), ..options(&workspace, None) };
     let error = ScriptedHarness.start(options).await.err().unwrap();
     assert_eq!(error.failure().code, "workspace_unavailable");
+}
+
+#[tokio::test]
+async fn f34_behind_a_closed_fence_nothing_is_done() {
+    let workspace = tempfile::tempdir().unwrap();
+    let open = Arc::new(AtomicBool::new(true));
+    let is_open = Arc::clone(&open);
+    let fence = Fence::new(move || is_open.load(Ordering::SeqCst));
+    let options = StartOptions { fence, ..options(&workspace, None) };
+    let started = ScriptedHarness.start(options).await.map_err(|error| error.to_string()).unwrap();
+    let (session, events, continuity) = (started.session, started.events, started.continuity);
+    let mut live = Live { session, events, continuity, workspace };
+    assert!(live.turn("/tool one {}").await.completed());
+    live.prompt("/tokens 1\n/hang").await;
+    live.output(|output| matches!(output, Output::TextDelta { .. })).await;
+    open.store(false, Ordering::SeqCst);
+    within(live.session.cancel()).await.unwrap();
+    live.end().await;
+    let turn = TurnInput { turn_id: TurnId::mint(), prompt: Prompt::Text("/write a.txt x".to_owned()) };
+    assert!(within(live.session.prompt(turn)).await.is_err(), "not even taken up");
+    assert_eq!(
+        (live.effects("prompt").len(), live.effects("tool"), live.file("a.txt")),
+        (2, vec!["one".to_owned()], None)
+    );
 }
 
 #[tokio::test]
