@@ -1,4 +1,5 @@
 //! What holds with PostgreSQL: of the server and the network that the tests bring along, and of the service on them.
 
 mod cluster;
+mod pool;
 mod proxy;
