@@ -1,7 +1,8 @@
-//! What the tests share: a service as a real process, on either database; a client of its API, a reader of its
+//! What the tests share: a service as a real process, on either database and as several replicas; a client of its API, a reader of its
 //! event streams.
 
 pub mod api;
+pub mod fleet;
 pub mod postgres;
 pub mod processes;
 pub mod proxy;

@@ -65,6 +65,11 @@ impl Home {
         Self::on(Some(OnceLock::new()))
     }
 
+    /// As [`Home::new`], on a database that is there.
+    pub fn on_database(database: Database) -> Self {
+        Self::on(Some(database.into()))
+    }
+
     fn on(postgres: Option<OnceLock<Database>>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         Self { directory, postgres, arguments: Vec::new(), environment: Vec::new() }
