@@ -13,6 +13,7 @@ mod acp_service;
 mod approvals;
 mod architecture;
 mod bad_input;
+mod chaos;
 mod cli;
 mod cli_terminal;
 mod crash;

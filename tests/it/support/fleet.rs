@@ -198,14 +198,14 @@ impl Replica {
 }
 
 /// Marsaglia's xorshift, from a seed that is the same in each run.
-struct Random(AtomicU64);
+pub struct Random(AtomicU64);
 
 impl Random {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(AtomicU64::new(0x9e37_79b9_7f4a_7c15))
     }
 
-    fn below(&self, end: usize) -> usize {
+    pub fn below(&self, end: usize) -> usize {
         let next = |mut x: u64| {
             x ^= x << 13;
             x ^= x >> 7;

@@ -202,10 +202,14 @@ impl Home {
 
     /// How many lines of the session's effects ledger are of that kind.
     pub fn effects(&self, session: &str, kind: &str) -> usize {
+        self.ledger(session).iter().filter(|line| line["kind"] == kind).count()
+    }
+
+    /// The session's effects ledger.
+    pub fn ledger(&self, session: &str) -> Vec<serde_json::Value> {
         let path = self.workspace(session).join("effects.jsonl");
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        lines.filter(|line| line["kind"] == kind).count()
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
