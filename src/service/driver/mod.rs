@@ -117,6 +117,10 @@ impl Driver {
             () = term.lost.cancelled() => Err(ServiceError::LeaseLost),
             ended = driver.run() => ended,
         };
+        if term.lost.is_cancelled() {
+            // Another replica may start one of its own at any moment: this one is not asked to end, it is killed.
+            drop(driver.harness.take());
+        }
         // Whatever ended it, nothing of the harness is left when this returns.
         driver.stop_harness().await;
         ended

@@ -3,6 +3,7 @@
 //!
 //! Short by default; the environment asks for more: `OSTLER_CHAOS_SECONDS`, `OSTLER_FAILOVERS`, `OSTLER_FAILOVER_SESSIONS`.
 
+mod agents;
 mod clients;
 mod failover;
 mod storm;

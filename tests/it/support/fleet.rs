@@ -40,15 +40,16 @@ impl Fleet {
 
     /// So many replicas, on a database of their own.
     pub fn of(count: usize) -> Plan {
-        Self::on(Home::on_postgres(), count)
+        Self::on_home(Home::on_postgres(), count)
     }
 
     /// So many replicas on that database, such as one of a server of the test's own.
     pub fn on_database(database: Database, count: usize) -> Plan {
-        Self::on(Home::on_database(database), count)
+        Self::on_home(Home::on_database(database), count)
     }
 
-    fn on(home: Home, count: usize) -> Plan {
+    /// So many replicas in that home, which is on PostgreSQL.
+    pub fn on_home(home: Home, count: usize) -> Plan {
         let replica = |n| Replica {
             name: format!("r{n}"),
             port: free_port(),
