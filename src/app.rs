@@ -15,7 +15,7 @@ use crate::config::{Config, DataConfig, parse_seal_key};
 use crate::domain::approval::hex;
 use crate::domain::scope::Role;
 use crate::http::{self, AllowedHosts, HttpOptions, ServerOptions};
-use crate::service::{KeySpec, Service, ServiceError};
+use crate::service::{KeySpec, Service, ServiceError, chain};
 use crate::store::{self, Location, OpenError, Seal, SealError, SharedStore, StoreError};
 
 /// Why the service could not start.
@@ -130,14 +130,8 @@ impl App {
 
 /// Says on stderr what went wrong, with its causes.
 pub fn complain(error: &dyn std::error::Error) {
-    let mut words = format!("error: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        words.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
     // Where stderr is gone there is nobody to tell.
-    drop(writeln!(io::stderr().lock(), "{words}"));
+    drop(writeln!(io::stderr().lock(), "error: {}", chain(error)));
 }
 
 fn at(path: &Path) -> impl Fn(io::Error) -> StartError + '_ {

@@ -3,9 +3,6 @@
 //! A handler gives an [`ApiError`]; it becomes a document where the request's id is known, in `request_id`. There, too, a
 //! failure of ours is logged, once, with its causes. Bodies and secrets are in neither.
 
-use std::error::Error as StdError;
-use std::fmt::Write as _;
-
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -17,7 +14,7 @@ use crate::domain::approval::Approval;
 use crate::domain::scope::{Permission, ScopeError};
 use crate::domain::session::Session;
 use crate::domain::turn::{Failure, Turn};
-use crate::service::{ServiceError, StoreError};
+use crate::service::{ServiceError, StoreError, chain};
 
 /// How long a caller should wait before it tries again.
 const RETRY_AFTER_SECONDS: u32 = 1;
@@ -281,18 +278,6 @@ impl IntoResponse for ApiError {
         response.extensions_mut().insert(self);
         response
     }
-}
-
-/// An error and what caused it, in one line.
-fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        // Writing to a String cannot fail.
-        let _ = write!(text, ": {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 fn about(code: ErrorCode, error: &ServiceError, approval: &Approval) -> ApiError {

@@ -121,6 +121,12 @@ pub enum ServiceError {
     Bug(String),
 }
 
+/// An error and what caused it, in one line: for logs, which show the outermost alone.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// A result of a verb.
 pub type ServiceResult<T> = Result<T, ServiceError>;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Service, ServiceResult};
+use super::{Service, ServiceResult, chain};
 use crate::ids::ReplicaId;
 use crate::store::NewReplica;
 
@@ -73,7 +73,7 @@ impl Service {
                     Ok(true) => continue,
                     Ok(false) => tracing::warn!(replica = %term.replica, "a sign of life came too late"),
                     Err(error) => {
-                        tracing::warn!(%error, "a sign of life could not be given");
+                        tracing::warn!(error = chain(&error), "a sign of life could not be given");
                         pause = every / 4;
                     }
                 }
@@ -124,7 +124,7 @@ impl Service {
                 self.options.replica_ttl / 3
             }
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "this replica cannot join anew yet");
+                tracing::warn!(error = chain(&error), "this replica cannot join anew yet");
                 self.options.replica_ttl / 12
             }
         }

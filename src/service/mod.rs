@@ -45,7 +45,7 @@ use tracing::Instrument;
 pub use self::cancel::Wished;
 pub use self::create::CreateSession;
 pub use self::decide::Decided;
-pub use self::error::{ServiceError, ServiceResult};
+pub use self::error::{ServiceError, ServiceResult, chain};
 pub use self::keys::{KeySecret, KeySpec};
 pub use self::lookup::{SessionPatch, SessionView};
 pub use self::once::{Begun, Effect, OnceGuard, OnceKey, OnceRequest, RenderAnswer};

@@ -27,7 +27,9 @@ impl Service {
             Ok(changed) => {
                 changed.into_iter().filter_map(|key| self.live.get(key)).for_each(|live| live.ring())
             }
-            Err(error) => tracing::warn!(%error, "news of other replicas cannot be read"),
+            Err(error) => {
+                tracing::warn!(error = super::chain(&error), "news of other replicas cannot be read")
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use super::rows::Rows;
 use super::stop::stopped;
 use super::sweeper::jittered;
 use super::turn_end::{Ending, end_all_turns};
-use super::{Service, ServiceResult, workspace};
+use super::{Service, ServiceResult, chain, workspace};
 use crate::domain::approval::ApprovalStatus;
 use crate::domain::event::{EventBody, NewEvent, Output};
 use crate::domain::recovery::{RecoveryPlan, Stranded, plan};
@@ -92,8 +92,7 @@ impl Service {
         match self.recover(key, holder.as_ref()).await {
             Ok(recovered) => recovered,
             Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::error!(session_key = key.0, error, "a session cannot be recovered");
+                tracing::error!(session_key = key.0, error = chain(&error), "a session cannot be recovered");
                 if let Some(holder) = holder.filter(|holder| *holder == self.membership.term().replica) {
                     self.abandoned.add(key, holder);
                 }

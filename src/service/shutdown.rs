@@ -18,7 +18,7 @@ impl Service {
     pub async fn shut_down(self: &Arc<Self>) {
         self.begin_shutdown();
         if let Err(error) = self.store.drain_replica(&self.membership.term().replica).await {
-            tracing::warn!(%error, "others are not told that this replica goes down");
+            tracing::warn!(error = super::chain(&error), "others are not told that this replica goes down");
         }
         for live in self.live.all() {
             live.ring();
@@ -40,7 +40,7 @@ impl Service {
         if self.live.count() == 0
             && let Err(error) = self.store.forget_replica(&self.membership.term().replica).await
         {
-            tracing::warn!(%error, "this replica's row is left behind");
+            tracing::warn!(error = super::chain(&error), "this replica's row is left behind");
         }
         self.store.close().await;
     }

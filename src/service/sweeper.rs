@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Counters, Service, ServiceResult};
+use super::{Counters, Service, ServiceResult, chain};
 use crate::domain::session::StopCause;
 use crate::domain::sweep::plan;
 
@@ -43,8 +43,7 @@ impl Service {
             }
             // One failure never ends the loop.
             if let Err(error) = self.sweep(round).await {
-                let error = &error as &dyn std::error::Error;
-                tracing::error!(error, "a sweep failed; the next one tries again");
+                tracing::error!(error = chain(&error), "a sweep failed; the next one tries again");
             }
         }
     }

@@ -5,7 +5,8 @@
     clippy::expect_used,
     clippy::panic,
     clippy::disallowed_methods,
-    reason = "a test that cannot go on should say where, and takes its counts from the environment"
+    clippy::print_stdout,
+    reason = "a test that cannot go on should say where, and takes its counts from the environment, and tells what it measured"
 )]
 
 mod acp_adapter;

@@ -23,7 +23,7 @@ use super::live::Live;
 use super::membership::Term;
 use super::outbox::Outbox;
 use super::rows::Rows;
-use super::{Service, ServiceError, ServiceResult};
+use super::{Service, ServiceError, ServiceResult, chain};
 use crate::clock::Timestamp;
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::lease::Lease;
@@ -77,8 +77,11 @@ impl Service {
             .await;
         match driven {
             Ok(Ok(())) => {}
+            Ok(Err(ServiceError::LeaseLost | ServiceError::Store(StoreError::LeaseLost))) => {
+                tracing::warn!("a session was let go: its lease is lost");
+            }
             Ok(Err(error)) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "a driver gave up")
+                tracing::error!(error = chain(&error), "a driver gave up")
             }
             Err(_) => tracing::error!("a driver panicked"),
         }
@@ -206,7 +209,7 @@ impl Driver {
     async fn after_append(&mut self, stored: Result<(), StoreError>) -> ServiceResult<()> {
         match stored {
             Err(StoreError::Unavailable(error)) => {
-                tracing::warn!(%error, "events cannot be stored; trying again");
+                tracing::warn!(error = chain(&error), "events cannot be stored; trying again");
                 self.settle_outbox().await
             }
             stored => Ok(stored?),

@@ -177,7 +177,8 @@ impl<D: Dialect> Store for SqlStore<D> {
         }
     }
     async fn purge_session(&self, session: SessionKey) -> Result<()> {
-        self.run(sessions::purge(session)).await.map(drop)
+        let steps = sessions::purge(session).map(|statement| Step::new(statement, Expect::Any)).into();
+        self.writers.write(Write { session: Some(session), steps, ..Write::default() }).await.map(drop)
     }
 
     async fn find_turn(&self, session: SessionKey, turn: &TurnId) -> Result<Option<Turn>> {

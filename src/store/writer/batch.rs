@@ -25,6 +25,13 @@ pub(super) enum BatchError {
     Unsure(Arc<sqlx::Error>),
 }
 
+impl BatchError {
+    /// Whether the connection can be used on.
+    pub(super) fn is_of_a_living_connection(&self) -> bool {
+        !matches!(self, Self::Unreachable(_) | Self::Unsure(_))
+    }
+}
+
 impl From<sqlx::Error> for BatchError {
     /// Before the commit: whatever happened, nothing is kept.
     fn from(error: sqlx::Error) -> Self {
@@ -55,17 +62,23 @@ pub(super) struct Batch<'a> {
     seqs: &'a mut HashMap<SessionKey, i64>,
     rows: Vec<EventRow>,
     done: Done,
+    begun: bool,
     committing: bool,
 }
 
 impl<'a> Batch<'a> {
     pub(super) fn new(jobs: &'a [Job], wakeups: &'a Wakeups, seqs: &'a mut HashMap<SessionKey, i64>) -> Self {
-        Self { jobs, wakeups, seqs, rows: Vec::new(), done: Done::default(), committing: false }
+        Self { jobs, wakeups, seqs, rows: Vec::new(), done: Done::default(), begun: false, committing: false }
     }
 
     /// Whether what was sent last may have been the commit.
     pub(super) fn is_committing(&self) -> bool {
         self.committing
+    }
+
+    /// Whether there is a transaction to roll back.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
     }
 
     /// What is in the table when the batch is.
@@ -84,6 +97,7 @@ impl<'a> Batch<'a> {
     ) -> Result<(), BatchError> {
         let whole = !self.is_one_statement::<D>();
         if whole {
+            self.begun = true;
             D::execute(connection, &Statement::new(D::BEGIN)).await?;
         }
         let outcomes = self.take_steps::<D>(connection, whole).await?;

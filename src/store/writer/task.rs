@@ -154,15 +154,20 @@ impl<D: Dialect> Task<D> {
                     Err(BatchError::Unreachable(late))
                 };
                 let done = batch.into_done();
-                return self.finish(None, begun, ended.map(|()| done)).await;
+                return self.finish(None, begun, ended.map(|()| done));
             }
         };
+        let has_begun = batch.has_begun();
         let done = batch.into_done();
-        self.finish(Some(connection), begun, ended.map(|()| done)).await
+        if ended.is_err() && has_begun {
+            let kept = roll_back::<D>(connection, &ended).await;
+            return self.finish(kept, begun, ended.map(|()| done));
+        }
+        self.finish(Some(connection), begun, ended.map(|()| done))
     }
 
     /// After the batch: tells who listens, or forgets what did not come about.
-    async fn finish(
+    fn finish(
         &mut self,
         connection: Option<Connection<D>>,
         begun: Instant,
@@ -179,18 +184,10 @@ impl<D: Dialect> Task<D> {
                 Ok(done.written)
             }
             Err(error) => {
-                // What was given out as seqs is not there; and a connection that cannot roll back is not used again.
+                // What was given out as seqs is not there.
                 self.seqs.clear();
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                let reachable = !matches!(error, BatchError::Unreachable(_) | BatchError::Unsure(_));
-                if let Some(mut connection) = connection.filter(|_| reachable) {
-                    let rollback = Statement::new("ROLLBACK");
-                    if let Ok(Ok(_)) =
-                        within::<D, _>(CONNECT_DEADLINE, D::execute(&mut connection, &rollback)).await
-                    {
-                        self.connection = Some(connection);
-                    }
-                }
+                self.connection = connection.filter(|_| error.is_of_a_living_connection());
                 Err(error)
             }
         }
@@ -205,6 +202,19 @@ impl<D: Dialect> Task<D> {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.counters.busy_micros.fetch_add(micros, Ordering::Relaxed);
     }
+}
+
+/// Rolls back where there is somebody to tell; a connection that cannot roll back is not used again.
+async fn roll_back<D: Dialect>(
+    mut connection: Connection<D>,
+    ended: &Result<(), BatchError>,
+) -> Option<Connection<D>> {
+    if ended.as_ref().is_err_and(|error| !error.is_of_a_living_connection()) {
+        return None;
+    }
+    let rollback = Statement::new("ROLLBACK");
+    let rolled_back = within::<D, _>(CONNECT_DEADLINE, D::execute(&mut connection, &rollback)).await;
+    matches!(rolled_back, Ok(Ok(_))).then_some(connection)
 }
 
 async fn connect<D: Dialect>(shared: &Shared<D>) -> Result<Connection<D>, BatchError> {
