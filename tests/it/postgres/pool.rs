@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use ostler::store::guarded;
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{PgConnection, PgPool, Row as _};
+use sqlx::{PgConnection, PgPool};
 
 use crate::support::postgres::{Database, shared};
 use crate::support::processes::eventually;
@@ -27,17 +28,6 @@ struct Storm {
 /// Three connections: who begins and who writes take turns, and with an even number each would have its own.
 fn options() -> PgPoolOptions {
     PgPoolOptions::new().min_connections(3).max_connections(3).test_before_acquire(false)
-}
-
-/// The same as the store's, until that is here. As one simple query: in the extended protocol a statement that is alone begins at its
-/// Bind and its clock is set again at its Execute, so that every connection looked as if it were in a transaction.
-fn guarded(options: PgPoolOptions) -> PgPoolOptions {
-    options.test_before_acquire(false).before_acquire(|connection, _| {
-        Box::pin(async move {
-            let row = sqlx::raw_sql("SELECT now() = statement_timestamp()").fetch_one(connection).await?;
-            row.try_get(0)
-        })
-    })
 }
 
 /// A pool on a database that is 3 ms away.
