@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
+use sqlx::{ConnectOptions, Row as _};
 use tokio_util::sync::CancellationToken;
 
 use super::super::super::dialect::Postgres;
@@ -19,11 +19,16 @@ use super::{StoreOptions, join, prepare};
 const READERS_MAX: u32 = 16;
 /// How long a connection may be used before a new one takes its place.
 const LIFETIME: Duration = Duration::from_secs(300);
+/// How long a connection has to say that it is well. One that has no peer any more says nothing, and the borrower waits for this.
+const ASKED: Duration = Duration::from_secs(1);
 
 /// The rules of every pool of connections.
 ///
 /// sqlx 0.9.0 gives a connection back with an open transaction when a `begin()` is cancelled: what the next borrower writes is
 /// acknowledged and never committed. So a connection is asked before it is used; the question also finds those that are dead.
+///
+/// One simple query: a prepared one begins its transaction at its Bind and sets its clock again at its Execute, so that every
+/// connection would look as if it were inside a transaction.
 pub fn guarded(options: PgPoolOptions) -> PgPoolOptions {
     options
         .test_before_acquire(false)
@@ -32,7 +37,9 @@ pub fn guarded(options: PgPoolOptions) -> PgPoolOptions {
         .before_acquire(|connection, _| {
             Box::pin(async move {
                 // Equal outside a transaction, where each statement is its own.
-                sqlx::query_scalar("SELECT now() = statement_timestamp()").fetch_one(connection).await
+                let asked = sqlx::raw_sql("SELECT now() = statement_timestamp()").fetch_one(connection);
+                let late = |_| sqlx::Error::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+                tokio::time::timeout(ASKED, asked).await.map_err(late)??.try_get(0)
             })
         })
 }
