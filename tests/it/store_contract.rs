@@ -1,4 +1,4 @@
-//! What every store does, whatever database it is on.
+//! What every store does, whatever database it is on: each story is told once and tested on both.
 
 use std::sync::Arc;
 
@@ -10,40 +10,79 @@ use ostler::domain::session::{Session, SessionState, StopCause, Transition};
 use ostler::domain::turn::{Failure, Ordinal, Prompt, Turn, TurnStatus};
 use ostler::ids::{KeyId, ReplicaId, SessionKey};
 use ostler::store::{
-    ApiKey, Change, Commit, Location, NewReplica, OnceAnswer, OnceRow, OpenError, PageRequest, Seal,
-    SessionFilter, SessionRef, SharedStore, Store, StoreError, StoreOptions, Takeover, TurnSet, TurnWrite,
+    ApiKey, Change, Commit, NewReplica, OnceAnswer, OnceRow, OpenError, PageRequest, Seal, SessionFilter,
+    SessionRef, SharedStore, Store, StoreError, StoreOptions, Takeover, TurnSet, TurnWrite,
 };
 use serde_json::json;
+use sqlx::Connection as _;
 use tempfile::TempDir;
+
+use crate::support::postgres::{Database, shared};
 
 const AT: Timestamp = Timestamp(1_700_000_000_000);
 
+/// Which database a story is told on.
+#[derive(Clone, Copy)]
+enum On {
+    Sqlite,
+    Postgres,
+}
+
+/// Where a store is: its database.
+enum Place {
+    Sqlite(TempDir),
+    Postgres(Database),
+}
+
 struct Fixture {
     store: SharedStore,
-    directory: TempDir,
+    place: Place,
 }
 
 fn seal() -> Seal {
     Seal::new(vec![7; 32]).unwrap()
 }
 
-async fn open(directory: &TempDir) -> Result<SharedStore, OpenError> {
-    let options = StoreOptions::new(Location::Sqlite(directory.path().join("ostler.db")));
-    ostler::store::open(&options, seal()).await
+async fn fixture(on: On) -> Fixture {
+    let place = match on {
+        On::Sqlite => Place::Sqlite(tempfile::tempdir().unwrap()),
+        On::Postgres => Place::Postgres(shared().await.database().await),
+    };
+    Fixture { store: place.open().await.unwrap(), place }
 }
 
-async fn fixture() -> Fixture {
-    let directory = tempfile::tempdir().unwrap();
-    Fixture { store: open(&directory).await.unwrap(), directory }
-}
+impl Place {
+    fn url(&self) -> String {
+        match self {
+            Self::Sqlite(directory) => format!("sqlite:{}", directory.path().join("ostler.db").display()),
+            Self::Postgres(database) => database.url.clone(),
+        }
+    }
 
-impl Fixture {
+    async fn open(&self) -> Result<SharedStore, OpenError> {
+        ostler::store::open(&StoreOptions::from_url(&self.url()).unwrap(), seal()).await
+    }
+
     /// Runs SQL beside the store: what a foreign hand would do.
     async fn tamper(&self, sql: &'static str) {
-        use sqlx::Connection as _;
-        let path = self.directory.path().join("ostler.db");
-        let mut connection = sqlx::SqliteConnection::connect(path.to_str().unwrap()).await.unwrap();
-        sqlx::query(sql).execute(&mut connection).await.unwrap();
+        match self {
+            Self::Sqlite(_) => {
+                let mut connection = sqlx::SqliteConnection::connect(&self.url()).await.unwrap();
+                sqlx::query(sql).execute(&mut connection).await.unwrap();
+            }
+            Self::Postgres(database) => database.execute(sql).await,
+        }
+    }
+
+    /// What somebody finds who has the database and not the key.
+    async fn resume_states(&self) -> Vec<u8> {
+        match self {
+            Self::Sqlite(directory) => std::fs::read(directory.path().join("ostler.db-wal")).unwrap(),
+            Self::Postgres(database) => {
+                let all = "SELECT string_agg(resume_state, '') FROM agent_harness_sessions";
+                sqlx::query_scalar(all).fetch_one(&mut database.connect().await).await.unwrap()
+            }
+        }
     }
 }
 
@@ -92,9 +131,8 @@ async fn seqs(store: &dyn Store, session: &Session) -> Vec<i64> {
     store.list_events(session.key, 0, 100_000).await.unwrap().events.iter().map(|event| event.seq).collect()
 }
 
-#[tokio::test]
-async fn row_1_a_session_reads_back_as_it_was_written() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn row_1_a_session_reads_back_as_it_was_written(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let written = Session {
         thread_id: Some("t1".into()),
         metadata: [("k".to_owned(), "v".to_owned())].into(),
@@ -106,9 +144,8 @@ async fn row_1_a_session_reads_back_as_it_was_written() {
     assert_eq!(reread(store.as_ref(), &written).await, written);
 }
 
-#[tokio::test]
-async fn rows_2_and_3_a_change_sets_what_it_names_and_leaves_the_rest() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn rows_2_and_3_a_change_sets_what_it_names_and_leaves_the_rest(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let mut change = Change::of(&new, AT);
@@ -126,17 +163,15 @@ async fn rows_2_and_3_a_change_sets_what_it_names_and_leaves_the_rest() {
     assert_eq!((after.title.as_str(), after.has_resume_state), ("other", false));
 }
 
-#[tokio::test]
-async fn row_4_a_change_of_a_session_that_is_not_there_makes_none() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn row_4_a_change_of_a_session_that_is_not_there_makes_none(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let absent = session("o1", "alice");
     assert_eq!(store.commit(Change::of(&absent, AT)).await.unwrap(), Commit::Stale);
     assert!(store.find_session_by_key(absent.key).await.unwrap().is_none());
 }
 
-#[tokio::test]
-async fn rows_5_and_6_a_failed_session_has_its_time_and_a_follow_up_forgets_it() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn rows_5_and_6_a_failed_session_has_its_time_and_a_follow_up_forgets_it(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let failed = SessionState::Errored { failure: Failure::new("harness_failed", "no"), at: AT };
@@ -152,9 +187,8 @@ async fn rows_5_and_6_a_failed_session_has_its_time_and_a_follow_up_forgets_it()
     assert_eq!(reread(store.as_ref(), &new).await.state, SessionState::Running { turn: Ordinal(1) });
 }
 
-#[tokio::test]
-async fn rows_7_and_8_a_list_is_scoped_before_it_is_cut_and_goes_on_page_by_page() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn rows_7_and_8_a_list_is_scoped_before_it_is_cut_and_goes_on_page_by_page(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let mine: Vec<Session> = (0..3).map(|_| session("o1", "alice")).collect();
     for session in &mine {
         create(store.as_ref(), session).await;
@@ -172,9 +206,8 @@ async fn rows_7_and_8_a_list_is_scoped_before_it_is_cut_and_goes_on_page_by_page
     assert_eq!((rest.rows[0].id.clone(), rest.rows.len(), rest.more), (mine[0].id.clone(), 1, false));
 }
 
-#[tokio::test]
-async fn sec_08_each_principal_sees_just_its_own_page_by_page() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn sec_08_each_principal_sees_just_its_own_page_by_page(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let mut expected = std::collections::BTreeMap::<(String, String), usize>::new();
     for (o, w, s) in (0..5).flat_map(|o| (0..4).flat_map(move |w| (0..3).map(move |s| (o, w, s)))) {
         let (o, w) = (format!("o{o}"), format!("w{w}"));
@@ -198,9 +231,8 @@ async fn sec_08_each_principal_sees_just_its_own_page_by_page() {
     }
 }
 
-#[tokio::test]
-async fn row_10_the_latest_of_a_thread_is_not_a_destroyed_one() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn row_10_the_latest_of_a_thread_is_not_a_destroyed_one(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let in_thread = || Session { thread_id: Some("t".into()), ..session("o1", "alice") };
     let (older, newer) = (in_thread(), in_thread());
     create(store.as_ref(), &older).await;
@@ -214,9 +246,8 @@ async fn row_10_the_latest_of_a_thread_is_not_a_destroyed_one() {
     assert_eq!(page.rows[0].id, older.id);
 }
 
-#[tokio::test]
-async fn row_11_a_run_id_is_unique_in_its_org_and_free_in_others() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn row_11_a_run_id_is_unique_in_its_org_and_free_in_others(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let named = |org: &str, owner: &str| Session { run_id: "job-1".into(), ..session(org, owner) };
     let first = named("o1", "alice");
     create(store.as_ref(), &first).await;
@@ -227,9 +258,8 @@ async fn row_11_a_run_id_is_unique_in_its_org_and_free_in_others() {
     assert_eq!((found.id, found.owner_id.as_str()), (first.id, "alice"));
 }
 
-#[tokio::test]
-async fn row_12_a_session_is_found_in_its_scope_and_in_no_other() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn row_12_a_session_is_found_in_its_scope_and_in_no_other(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let hers = session("o1", "alice");
     create(store.as_ref(), &hers).await;
     let by_id = SessionRef::Id(hers.id.clone());
@@ -248,14 +278,14 @@ async fn row_12_a_session_is_found_in_its_scope_and_in_no_other() {
     }
 }
 
-#[tokio::test]
-async fn row_13_an_unknown_status_and_broken_json_are_errors_that_name_the_place_and_others_are_read_on() {
-    let fixture = fixture().await;
+async fn row_13_an_unknown_status_and_broken_json_are_errors_that_name_the_place_and_others_are_read_on(
+    on: On,
+) {
+    let fixture = fixture(on).await;
     let store = fixture.store.as_ref();
     let (bad, good) = (session("o1", "alice"), session("o1", "alice"));
     create(store, &bad).await;
-    fixture.tamper("PRAGMA ignore_check_constraints = ON").await;
-    fixture.tamper("UPDATE agent_harness_sessions SET metadata = '{broken'").await;
+    fixture.place.tamper("UPDATE agent_harness_sessions SET metadata = '{broken'").await;
     create(store, &good).await;
     let error = store.find_session_by_key(bad.key).await.unwrap_err();
     let StoreError::Corrupt { table, column, row, .. } = &error else { panic!("{error}") };
@@ -266,9 +296,8 @@ async fn row_13_an_unknown_status_and_broken_json_are_errors_that_name_the_place
     assert_eq!(reread(store, &good).await.id, good.id);
 }
 
-#[tokio::test]
-async fn a_stale_change_and_one_without_the_lease_change_nothing() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn a_stale_change_and_one_without_the_lease_change_nothing(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let one = replica(store.as_ref()).await;
@@ -299,9 +328,8 @@ async fn a_stale_change_and_one_without_the_lease_change_nothing() {
     assert_eq!(reread(store.as_ref(), &new).await.holder, None);
 }
 
-#[tokio::test]
-async fn of_many_claimers_one_gets_the_session() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn of_many_claimers_one_gets_the_session(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let replica = replica(store.as_ref()).await;
@@ -316,9 +344,8 @@ async fn of_many_claimers_one_gets_the_session() {
     assert_eq!(won, 1);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn events_of_many_writers_are_numbered_without_a_hole() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn events_of_many_writers_are_numbered_without_a_hole(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let sessions: Vec<Session> = (0..8).map(|_| session("o1", "alice")).collect();
     for session in &sessions {
         create(store.as_ref(), session).await;
@@ -351,9 +378,8 @@ async fn events_of_many_writers_are_numbered_without_a_hole() {
 }
 
 /// Its hint is all that a reader waits for, so one who comes in the middle of a commit must not be left out.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_who_comes_while_an_event_is_stored_finds_it_or_is_woken() {
-    let f = fixture().await;
+async fn a_reader_who_comes_while_an_event_is_stored_finds_it_or_is_woken(on: On) {
+    let f = fixture(on).await;
     let row = session("o", "alice");
     create(&*f.store, &row).await;
     let lease = held(&*f.store, &row).await.reference();
@@ -377,9 +403,8 @@ async fn a_reader_who_comes_while_an_event_is_stored_finds_it_or_is_woken() {
     }
 }
 
-#[tokio::test]
-async fn a_change_and_its_events_are_kept_together_or_not_at_all() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn a_change_and_its_events_are_kept_together_or_not_at_all(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let mut change = Change::of(&new, AT);
@@ -394,9 +419,8 @@ async fn a_change_and_its_events_are_kept_together_or_not_at_all() {
     assert_eq!(seqs(store.as_ref(), &new).await, [1], "the number that was not used is used now");
 }
 
-#[tokio::test]
-async fn one_bad_write_does_not_take_its_batch_with_it() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn one_bad_write_does_not_take_its_batch_with_it(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let sessions: Vec<Session> = (0..40).map(|_| session("o1", "alice")).collect();
     for session in &sessions {
         create(store.as_ref(), session).await;
@@ -418,9 +442,8 @@ async fn one_bad_write_does_not_take_its_batch_with_it() {
     }
 }
 
-#[tokio::test]
-async fn the_schema_refuses_a_state_that_contradicts_itself() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn the_schema_refuses_a_state_that_contradicts_itself(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let mut change = Change::of(&new, AT);
@@ -431,9 +454,8 @@ async fn the_schema_refuses_a_state_that_contradicts_itself() {
     assert_eq!(store.commit(change).await.unwrap(), Commit::Done);
 }
 
-#[tokio::test]
-async fn turns_line_up_in_order_and_an_urgent_one_goes_first() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn turns_line_up_in_order_and_an_urgent_one_goes_first(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let mut change = Change::of(&new, AT);
@@ -445,9 +467,8 @@ async fn turns_line_up_in_order_and_an_urgent_one_goes_first() {
     assert_eq!(queued.iter().map(|turn| turn.ordinal.0).collect::<Vec<_>>(), [3, 4, 1, 2]);
 }
 
-#[tokio::test]
-async fn a_turn_that_is_over_stays_over() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn a_turn_that_is_over_stays_over(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let mut change = Change::of(&new, AT);
@@ -476,9 +497,8 @@ fn once(key: &str, session: &Session, answer: Option<OnceAnswer>) -> OnceRow {
     }
 }
 
-#[tokio::test]
-async fn an_idempotency_key_is_kept_with_its_effect_once_and_not_without_it() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn an_idempotency_key_is_kept_with_its_effect_once_and_not_without_it(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let (first, second) = (session("o1", "alice"), session("o1", "alice"));
     let change = |session: &Session| Change {
         once: Some(once("k", session, None)),
@@ -505,9 +525,8 @@ async fn an_idempotency_key_is_kept_with_its_effect_once_and_not_without_it() {
     assert_eq!(store.purge_once(Timestamp(AT.0 + 1)).await.unwrap(), 1);
 }
 
-#[tokio::test]
-async fn f31_a_resume_state_that_was_changed_or_moved_is_an_error_and_others_are_read_on() {
-    let fixture = fixture().await;
+async fn f31_a_resume_state_that_was_changed_or_moved_is_an_error_and_others_are_read_on(on: On) {
+    let fixture = fixture(on).await;
     let store = fixture.store.as_ref();
     let (one, two) = (session("o1", "alice"), session("o2", "bob"));
     for (session, state) in [(&one, json!({"of": "one"})), (&two, json!({"of": "two"}))] {
@@ -517,6 +536,7 @@ async fn f31_a_resume_state_that_was_changed_or_moved_is_an_error_and_others_are
         store.commit(change).await.unwrap();
     }
     fixture
+        .place
         .tamper(
             "UPDATE agent_harness_sessions SET resume_state =
                 (SELECT resume_state FROM agent_harness_sessions WHERE org_id = 'o1') WHERE org_id = 'o2'",
@@ -524,13 +544,13 @@ async fn f31_a_resume_state_that_was_changed_or_moved_is_an_error_and_others_are
         .await;
     assert!(matches!(store.find_resume_state(two.key).await, Err(StoreError::Seal(_))));
     assert_eq!(store.find_resume_state(one.key).await.unwrap(), Some(json!({"of": "one"})));
-    let bytes = std::fs::read(fixture.directory.path().join("ostler.db-wal")).unwrap();
-    assert!(!bytes.windows(5).any(|window| window == b"\"one\""), "it is sealed on disk");
+    let bytes = fixture.place.resume_states().await;
+    assert!(!bytes.is_empty());
+    assert!(!bytes.windows(5).any(|window| window == b"\"one\""), "it is sealed");
 }
 
-#[tokio::test]
-async fn a_resume_state_that_is_too_large_is_refused_and_the_old_one_stays() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn a_resume_state_that_is_too_large_is_refused_and_the_old_one_stays(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let mut change = Change::of(&new, AT);
@@ -538,9 +558,8 @@ async fn a_resume_state_that_is_too_large_is_refused_and_the_old_one_stays() {
     assert!(matches!(store.commit(change).await, Err(StoreError::Seal(_))));
 }
 
-#[tokio::test]
-async fn keys_are_kept_by_hash_found_listed_and_revoked_within_their_org() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn keys_are_kept_by_hash_found_listed_and_revoked_within_their_org(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     assert!(!store.has_keys().await.unwrap());
     let key = ApiKey {
         id: KeyId::mint(),
@@ -565,9 +584,8 @@ async fn keys_are_kept_by_hash_found_listed_and_revoked_within_their_org() {
     assert_eq!(store.find_key(&key.id).await.unwrap().unwrap().revoked_at, Some(AT), "the first end counts");
 }
 
-#[tokio::test]
-async fn sec_15_a_ticket_is_taken_once_and_in_time() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn sec_15_a_ticket_is_taken_once_and_in_time(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let key = KeyId::mint();
@@ -579,9 +597,8 @@ async fn sec_15_a_ticket_is_taken_once_and_in_time() {
     assert_eq!(store.take_ticket(b"none", AT).await.unwrap(), None);
 }
 
-#[tokio::test]
-async fn old_events_go_but_each_sessions_last_stays_so_that_its_numbers_go_on() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn old_events_go_but_each_sessions_last_stays_so_that_its_numbers_go_on(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let lease = held(store.as_ref(), &new).await.reference();
@@ -593,9 +610,8 @@ async fn old_events_go_but_each_sessions_last_stays_so_that_its_numbers_go_on() 
     assert_eq!(seqs(store.as_ref(), &new).await, [3, 4]);
 }
 
-#[tokio::test]
-async fn a_purged_session_leaves_nothing() {
-    let Fixture { store, directory: _directory } = fixture().await;
+async fn a_purged_session_leaves_nothing(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let mut change = Change::of(&new, AT);
@@ -610,17 +626,16 @@ async fn a_purged_session_leaves_nothing() {
 
 #[tokio::test]
 async fn a_second_process_on_the_same_file_is_refused_and_the_first_goes_on() {
-    let Fixture { store, directory } = fixture().await;
-    assert!(matches!(open(&directory).await, Err(OpenError::InUse { .. })));
+    let Fixture { store, place } = fixture(On::Sqlite).await;
+    assert!(matches!(place.open().await, Err(OpenError::InUse { .. })));
     create(store.as_ref(), &session("o1", "alice")).await;
     store.close().await;
     drop(store);
-    open(&directory).await.unwrap();
+    place.open().await.unwrap();
 }
 
-#[tokio::test]
-async fn a_closed_store_has_kept_what_it_took_and_takes_no_more() {
-    let Fixture { store, directory } = fixture().await;
+async fn a_closed_store_has_kept_what_it_took_and_takes_no_more(on: On) {
+    let Fixture { store, place } = fixture(on).await;
     let sessions: Vec<Session> = (0..50).map(|_| session("o1", "alice")).collect();
     let writes: Vec<_> = sessions
         .iter()
@@ -642,8 +657,50 @@ async fn a_closed_store_has_kept_what_it_took_and_takes_no_more() {
     let late = store.commit(Change::create(session("o1", "alice"))).await;
     assert!(matches!(late, Err(StoreError::Closed)), "{late:?}");
     drop(store);
-    let store = open(&directory).await.unwrap();
+    let store = place.open().await.unwrap();
     for key in kept {
         assert!(store.find_session_by_key(key).await.unwrap().is_some());
     }
+}
+
+/// A test of each story on either database.
+macro_rules! on_both {
+    ($($(#[$how:meta])+ $story:ident;)+) => {
+        mod on_sqlite {
+            $($(#[$how])+ async fn $story() { super::$story(super::On::Sqlite).await; })+
+        }
+        mod on_postgres {
+            $($(#[$how])+ async fn $story() { super::$story(super::On::Postgres).await; })+
+        }
+    };
+}
+
+on_both! {
+    #[tokio::test] row_1_a_session_reads_back_as_it_was_written;
+    #[tokio::test] rows_2_and_3_a_change_sets_what_it_names_and_leaves_the_rest;
+    #[tokio::test] row_4_a_change_of_a_session_that_is_not_there_makes_none;
+    #[tokio::test] rows_5_and_6_a_failed_session_has_its_time_and_a_follow_up_forgets_it;
+    #[tokio::test] rows_7_and_8_a_list_is_scoped_before_it_is_cut_and_goes_on_page_by_page;
+    #[tokio::test] sec_08_each_principal_sees_just_its_own_page_by_page;
+    #[tokio::test] row_10_the_latest_of_a_thread_is_not_a_destroyed_one;
+    #[tokio::test] row_11_a_run_id_is_unique_in_its_org_and_free_in_others;
+    #[tokio::test] row_12_a_session_is_found_in_its_scope_and_in_no_other;
+    #[tokio::test] row_13_an_unknown_status_and_broken_json_are_errors_that_name_the_place_and_others_are_read_on;
+    #[tokio::test] a_stale_change_and_one_without_the_lease_change_nothing;
+    #[tokio::test] of_many_claimers_one_gets_the_session;
+    #[tokio::test(flavor = "multi_thread")] events_of_many_writers_are_numbered_without_a_hole;
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)] a_reader_who_comes_while_an_event_is_stored_finds_it_or_is_woken;
+    #[tokio::test] a_change_and_its_events_are_kept_together_or_not_at_all;
+    #[tokio::test] one_bad_write_does_not_take_its_batch_with_it;
+    #[tokio::test] the_schema_refuses_a_state_that_contradicts_itself;
+    #[tokio::test] turns_line_up_in_order_and_an_urgent_one_goes_first;
+    #[tokio::test] a_turn_that_is_over_stays_over;
+    #[tokio::test] an_idempotency_key_is_kept_with_its_effect_once_and_not_without_it;
+    #[tokio::test] f31_a_resume_state_that_was_changed_or_moved_is_an_error_and_others_are_read_on;
+    #[tokio::test] a_resume_state_that_is_too_large_is_refused_and_the_old_one_stays;
+    #[tokio::test] keys_are_kept_by_hash_found_listed_and_revoked_within_their_org;
+    #[tokio::test] sec_15_a_ticket_is_taken_once_and_in_time;
+    #[tokio::test] old_events_go_but_each_sessions_last_stays_so_that_its_numbers_go_on;
+    #[tokio::test] a_purged_session_leaves_nothing;
+    #[tokio::test] a_closed_store_has_kept_what_it_took_and_takes_no_more;
 }
