@@ -33,8 +33,8 @@ pub(super) struct Taken {
     path: PathBuf,
     /// The name, with a word that tells it from a place of the same name elsewhere.
     pub(super) id: String,
-    /// How often a replica had joined the database when this place last did.
-    joins: i64,
+    /// The database that this place last joined, and how often a replica had joined it then.
+    last: Option<(String, i64)>,
 }
 
 impl Taken {
@@ -51,22 +51,25 @@ impl Taken {
         let mut lock = FileLock::take(&path, |_| OpenError::InstanceInUse { instance: name.clone() })?;
         let text = lock.read().map_err(|error| unusable(&path, &error))?;
         let mut lines = text.lines();
-        let (mark, joins) = match (lines.next(), lines.next()) {
-            (Some(mark), Some(joins)) => (mark.to_owned(), joins.parse().unwrap_or(0)),
+        let (mark, last) = match (lines.next(), lines.next(), lines.next()) {
+            (Some(mark), Some(database), Some(joins)) => {
+                (mark.to_owned(), joins.parse().ok().map(|joins| (database.to_owned(), joins)))
+            }
             // New, or its process died before it was written.
-            _ => (ReplicaId::mint().to_string(), 0),
+            _ => (ReplicaId::mint().to_string(), None),
         };
-        Ok(Self { lock, id: format!("{name} {mark}"), path, joins })
+        Ok(Self { lock, id: format!("{name} {mark}"), path, last })
     }
 
     /// Notes how often a replica had joined the database; a number that is not higher than the last one is that of a database
     /// that has lost what this place has seen.
-    pub(super) fn joined(&mut self, joins: i64) -> Result<(), OpenError> {
-        if joins <= self.joins {
+    pub(super) fn joined(&mut self, database: &str, joins: i64) -> Result<(), OpenError> {
+        if self.last.as_ref().is_some_and(|(same, last)| same == database && joins <= *last) {
             return Err(OpenError::WentBack { path: self.path.display().to_string() });
         }
-        self.joins = joins;
         let mark = self.id.rsplit(' ').next().unwrap_or_default();
-        self.lock.write(&format!("{mark}\n{joins}\n")).map_err(|error| unusable(&self.path, &error))
+        self.lock
+            .write(&format!("{mark}\n{database}\n{joins}\n"))
+            .map_err(|error| unusable(&self.path, &error))
     }
 }

@@ -22,6 +22,7 @@ use super::super::dialect::{Connection, Dialect, Postgres, Record, Sqlite};
 use super::super::migrate::{Schema, migrate, schema};
 use super::super::{OpenError, Seal, SharedStore};
 use super::replicas;
+use crate::ids::ReplicaId;
 
 /// A database.
 #[derive(Clone)]
@@ -154,10 +155,13 @@ async fn prepare<D: Dialect>(
 
 /// Counts this start, and refuses a database that has gone back behind the last one.
 async fn join<D: Dialect>(connection: &mut Connection<D>, mut taken: Taken) -> Result<Taken, OpenError> {
+    // A copy has the name of what it is a copy of; a new database has one of its own.
+    D::execute(connection, &replicas::agree("database", ReplicaId::mint().as_str())).await?;
     D::execute(connection, &replicas::agree("joins", "0")).await?;
     D::execute(connection, &replicas::count_up("joins")).await?;
+    let database = agreed::<D>(connection, "database").await?;
     let joins = agreed::<D>(connection, "joins").await?;
-    taken.joined(joins.parse().unwrap_or(0))?;
+    taken.joined(&database, joins.parse().unwrap_or(0))?;
     Ok(taken)
 }
 
