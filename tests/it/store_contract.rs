@@ -17,6 +17,7 @@ use serde_json::json;
 use sqlx::Connection as _;
 use tempfile::TempDir;
 
+use crate::support::DEADLINE;
 use crate::support::postgres::{Database, shared};
 
 const AT: Timestamp = Timestamp(1_700_000_000_000);
@@ -60,7 +61,10 @@ impl Place {
     }
 
     async fn open(&self) -> Result<SharedStore, OpenError> {
-        ostler::store::open(&StoreOptions::from_url(&self.url()).unwrap(), seal()).await
+        let options = StoreOptions::from_url(&self.url()).unwrap();
+        // No heart beats here: the replicas of a story outlive the slowest machine.
+        let options = StoreOptions { replica_ttl: DEADLINE * 10, ..options };
+        ostler::store::open(&options, seal()).await
     }
 
     /// Runs SQL beside the store: what a foreign hand would do.
