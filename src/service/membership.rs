@@ -125,7 +125,7 @@ impl Service {
             }
             Err(error) => {
                 tracing::warn!(error = chain(&error), "this replica cannot join anew yet");
-                self.options.replica_ttl / 12
+                (self.options.replica_ttl / 12).max(Duration::from_millis(500))
             }
         }
     }
