@@ -1,5 +1,6 @@
 //! `ostler doctor`: the way to the service, step by step, and what to do where it breaks.
 
+use clap::Args;
 use serde_json::{Value, json};
 
 use super::client::{Client, KeySource};
@@ -8,6 +9,14 @@ use super::harnesses;
 use super::table::columns;
 use super::terminal::{Look, Terminal, one_line};
 use super::{Exit, text_of};
+
+/// `ostler doctor`.
+#[derive(Args, Clone, Debug)]
+pub struct DoctorArgs {
+    /// Check only whether the service takes requests, for health checks; needs no key
+    #[arg(long)]
+    ready: bool,
+}
 
 /// What one step showed.
 #[derive(Debug)]
@@ -59,8 +68,8 @@ impl Check {
 }
 
 /// Checks everything and reports; what depends on a step that failed is not tried.
-pub(super) async fn doctor(client: &Client, terminal: &mut Terminal) -> CliResult<Exit> {
-    let checks = examine(client).await;
+pub(super) async fn doctor(client: &Client, terminal: &mut Terminal, args: DoctorArgs) -> CliResult<Exit> {
+    let checks = examine(client, args.ready).await;
     let healthy = checks.iter().all(|check| check.verdict != Verdict::Fail);
     if terminal.json {
         let shown: Vec<Value> = checks
@@ -90,7 +99,7 @@ fn show(terminal: &mut Terminal, check: &Check) -> CliResult<()> {
     }
 }
 
-async fn examine(client: &Client) -> Vec<Check> {
+async fn examine(client: &Client, only_ready: bool) -> Vec<Check> {
     let mut checks = vec![address(client)];
     match client.get(&["healthz"], &[]).await {
         Ok(_) => checks.push(Check::new("alive", Verdict::Ok, "the service answers")),
@@ -104,6 +113,9 @@ async fn examine(client: &Client) -> Vec<Check> {
         Ok(_) => Check::new("ready", Verdict::Ok, "database and schema are in order"),
         Err(error) => Check::failed("ready", &error).with_hint("the log of `ostler serve` tells more"),
     });
+    if only_ready {
+        return checks;
+    }
     let me = client.get(&["v1", "me"], &[]).await;
     let is_known = me.is_ok();
     checks.push(key(client, me.map(|answer| answer.body)));
@@ -186,6 +198,8 @@ mod tests {
     use super::super::stub::{Reply, Seen, Stub};
     use super::*;
 
+    const ALL: DoctorArgs = DoctorArgs { ready: false };
+
     fn healthy(seen: &Seen) -> Reply {
         match seen.target.as_str() {
             "/healthz" | "/readyz" => Reply::json(200, json!({"status": "ok"})),
@@ -206,7 +220,7 @@ mod tests {
     async fn a_healthy_service_passes_and_a_missing_harness_is_no_fault() {
         let stub = Stub::serve(healthy).await;
         let (mut terminal, out, _) = Terminal::kept(false, None);
-        assert_eq!(doctor(&stub.client(), &mut terminal).await.unwrap(), Exit::Ok);
+        assert_eq!(doctor(&stub.client(), &mut terminal, ALL).await.unwrap(), Exit::Ok);
         insta::assert_snapshot!(out.text().replace(&stub.url(), "URL").replace(env!("CARGO_PKG_VERSION"), "V"), @"
         ok    address     URL
         ok    alive       the service answers
@@ -226,7 +240,7 @@ mod tests {
         })
         .await;
         let (mut terminal, out, _) = Terminal::kept(true, None);
-        assert_eq!(doctor(&stub.client(), &mut terminal).await.unwrap(), Exit::Failed);
+        assert_eq!(doctor(&stub.client(), &mut terminal, ALL).await.unwrap(), Exit::Failed);
         let report: Value = serde_json::from_str(&out.text()).unwrap();
         assert_eq!(report["ok"], false);
         let failed: Vec<&Value> =
@@ -237,12 +251,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_health_check_asks_whether_the_service_is_ready_and_nothing_that_needs_a_key() {
+        for (status, exit) in [(200, Exit::Ok), (503, Exit::Failed)] {
+            let stub = Stub::serve(move |seen| match seen.target.as_str() {
+                "/healthz" => healthy(seen),
+                "/readyz" if status == 200 => healthy(seen),
+                "/readyz" => Reply::problem(status, "storage_unavailable"),
+                other => panic!("{other}"),
+            })
+            .await;
+            let (mut terminal, _, _) = Terminal::kept(false, None);
+            let args = DoctorArgs { ready: true };
+            assert_eq!(doctor(&stub.client(), &mut terminal, args).await.unwrap(), exit);
+        }
+    }
+
+    #[tokio::test]
     async fn where_nothing_answers_the_rest_is_not_tried() {
         let stub = Stub::start([]).await;
         let client = stub.client();
         let (mut terminal, out, _) = Terminal::kept(false, None);
         drop(stub);
-        assert_eq!(doctor(&client, &mut terminal).await.unwrap(), Exit::Failed);
+        assert_eq!(doctor(&client, &mut terminal, ALL).await.unwrap(), Exit::Failed);
         assert_eq!(out.text().lines().count(), 3, "{}", out.text());
         assert!(out.text().contains("start it with `ostler serve`"));
     }

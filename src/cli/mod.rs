@@ -107,7 +107,7 @@ pub enum ClientCommand {
     /// List the harnesses, and what is missing where one is not available
     Harnesses(ClientArgs),
     /// Check address, key, version and harnesses, and say what to do
-    Doctor(ClientArgs),
+    Doctor(With<doctor::DoctorArgs>),
 }
 
 /// What a command takes of its own, and what each takes.
@@ -192,7 +192,7 @@ async fn dispatch(terminal: &mut Terminal, command: ClientCommand) -> CliResult<
         ClientCommand::Stop(with) => sessions::stop(client, terminal, with.own).await,
         ClientCommand::Rm(with) => sessions::rm(client, terminal, with.own).await,
         ClientCommand::Harnesses(_) => harnesses::list(client, terminal).await,
-        ClientCommand::Doctor(_) => doctor::doctor(client, terminal).await,
+        ClientCommand::Doctor(with) => doctor::doctor(client, terminal, with.own).await,
     }
 }
 
@@ -210,7 +210,8 @@ impl ClientCommand {
             Self::Cancel(with) => &with.client,
             Self::Stop(with) => &with.client,
             Self::Rm(with) => &with.client,
-            Self::Harnesses(client) | Self::Doctor(client) => client,
+            Self::Doctor(with) => &with.client,
+            Self::Harnesses(client) => client,
         }
     }
 }
