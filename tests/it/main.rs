@@ -18,6 +18,7 @@ mod chaos;
 mod cli;
 mod cli_terminal;
 mod crash;
+mod deployment;
 mod idempotency;
 mod postgres;
 mod real_codex;
