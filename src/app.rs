@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use secrecy::{ExposeSecret as _, SecretString};
 use thiserror::Error;
@@ -15,8 +16,13 @@ use crate::config::{Config, DataConfig, parse_seal_key};
 use crate::domain::approval::hex;
 use crate::domain::scope::Role;
 use crate::http::{self, AllowedHosts, HttpOptions, ServerOptions};
+use crate::ids::KeyId;
 use crate::service::{KeySpec, Service, ServiceError, chain};
 use crate::store::{self, Location, OpenError, Seal, SealError, SharedStore, StoreError};
+
+/// How often, and how long apart, a process that starts looks whether another has made the first key.
+const FIRST_KEY_LOOKS: usize = 20;
+const FIRST_KEY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why the service could not start.
 #[derive(Debug, Error)]
@@ -143,15 +149,25 @@ fn make_private_directory(path: &Path) -> Result<(), StartError> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(at(path))
 }
 
-/// Writes a new file that nobody else may read; false when it exists.
+/// Writes a new file that nobody else may read, whole or not at all: another process may look for it at the same time. False when
+/// it exists.
 fn write_secret(path: &Path, secret: &str) -> Result<bool, StartError> {
-    let opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let mut file = match opened {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
-        opened => opened.map_err(at(path))?,
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let write = || {
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+        writeln!(file, "{secret}").and_then(|()| file.sync_all())?;
+        // A link never replaces.
+        std::fs::hard_link(&beside, path)
     };
-    writeln!(file, "{secret}").and_then(|()| file.sync_all()).map_err(at(path))?;
-    Ok(true)
+    let written = write();
+    std::fs::remove_file(&beside).map_err(at(&beside))?;
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        written => written.map(|()| true).map_err(at(path)),
+    }
 }
 
 fn random_key() -> Result<[u8; 32], SealError> {
@@ -173,8 +189,8 @@ fn seal_key(data: &DataConfig) -> Result<Vec<u8>, StartError> {
     parse_seal_key(&text).ok_or_else(|| StartError::SealKey { path: path.display().to_string() })
 }
 
-/// On an empty database, makes an admin key for the org `default`. It is written down before it is made: a process that dies in
-/// between leaves a file that the next start replaces, never a key that nobody knows.
+/// On a database without keys, makes an admin key for the org `default`. It is written down before it is made: a process that dies
+/// in between leaves a file that the next start replaces, never a key that nobody knows. Of several that start at once, one makes it.
 async fn make_first_key(store: &SharedStore, data_dir: &Path) -> Result<Option<FirstKey>, StartError> {
     if store.has_keys().await? {
         return Ok(None);
@@ -188,10 +204,29 @@ async fn make_first_key(store: &SharedStore, data_dir: &Path) -> Result<Option<F
     };
     let path = data_dir.join("admin.key");
     let made = spec.prepare(Clock::System.now())?;
+    if !win_first_key(store, &made.key.id).await? {
+        return Ok(None);
+    }
     if path.exists() {
         std::fs::remove_file(&path).map_err(at(&path))?;
     }
     write_secret(&path, made.token.expose_secret())?;
-    store.insert_key(&made.key).await?;
-    Ok(Some(FirstKey { token: made.token, path }))
+    Ok(store.insert_first_key(&made.key).await?.then_some(FirstKey { token: made.token, path }))
+}
+
+/// Whether this process is the one that makes the first key. Another one has a while for it; when it has died over it, this one
+/// takes its place.
+async fn win_first_key(store: &SharedStore, own: &KeyId) -> Result<bool, StoreError> {
+    let winner = store.reserve_first_key(own, None).await?;
+    if winner == *own {
+        return Ok(true);
+    }
+    let looks = if store.is_shared() { FIRST_KEY_LOOKS } else { 0 };
+    for _ in 0..looks {
+        if store.has_keys().await? {
+            return Ok(false);
+        }
+        tokio::time::sleep(FIRST_KEY_PAUSE).await;
+    }
+    Ok(store.reserve_first_key(own, Some(&winner)).await? == *own)
 }

@@ -15,7 +15,7 @@ use crate::domain::approval::PermissionMode;
 use crate::harness::{HarnessConfig, Registry};
 use crate::http::AllowedHosts;
 use crate::service::ServiceOptions;
-use crate::store::{Instance, Location, OpenError, StoreOptions};
+use crate::store::{Instance, Location, Migrations, OpenError, StoreOptions};
 use crate::telemetry::LogFormat;
 
 /// The flags that say where the data is: the service and the key commands share them.
@@ -292,7 +292,9 @@ impl ServeArgs {
     /// What this process is among others on the same database.
     fn resolve_replica(&self, file: &File, data: &mut DataConfig, reading: &mut Reading) {
         let store = &mut data.store;
-        store.migrate = !(self.no_migrate || file.no_migrate.unwrap_or(false));
+        if self.no_migrate || file.no_migrate.unwrap_or(false) {
+            store.migrate = Migrations::Refuse;
+        }
         store.hints = match self.hints.as_ref().or(file.hints.as_ref()).map(String::as_str) {
             None | Some("on") => true,
             Some("off") => false,

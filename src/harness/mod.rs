@@ -9,7 +9,7 @@ mod fence;
 mod registry;
 pub mod scripted;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use serde::Serialize;
@@ -97,6 +97,10 @@ pub trait Harness: Send + Sync {
     /// Ends what a process of the service that is gone has left running of a session, and returns when nothing of it is left:
     /// two runtimes of one conversation would not know of each other, and nobody watches over the old one.
     async fn end_left(&self, _session_id: &SessionId) {}
+
+    /// Ends what processes of the service that are gone have left running of any session, by the directory in which all sessions
+    /// of this place have their own: for the start, when nobody asks for those sessions yet, or ever.
+    async fn end_orphans(&self, _state_dirs: &Path) {}
 
     /// Starts a runtime for one session, from `options.resume` where there is one.
     ///

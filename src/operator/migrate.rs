@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{OperatorError, open, resolve, resolve_existing};
 use crate::config::DataArgs;
-use crate::store::{Schema, read_schema};
+use crate::store::{Migrations, Schema, read_schema};
 
 /// See the module.
 #[derive(Debug, Subcommand)]
@@ -41,7 +41,7 @@ pub(super) async fn run(command: MigrateCommand) -> Result<ExitCode, OperatorErr
         }
         MigrateCommand::Up(args) => {
             let mut data = resolve(&args.data)?;
-            data.store.migrate = true;
+            data.store.migrate = Migrations::Apply;
             let location = data.store.location.clone();
             open(data).await?.close().await;
             show(&read_schema(&location).await?, args.json)?;

@@ -14,7 +14,7 @@ use crate::app::{self, StartError};
 use crate::config::{DataArgs, DataConfig, Mistakes};
 use crate::ids::KeyId;
 use crate::service::ServiceError;
-use crate::store::{Location, OpenError, SharedStore, StoreError};
+use crate::store::{Location, Migrations, OpenError, SharedStore, StoreError};
 
 /// See the module.
 #[derive(Debug, Subcommand)]
@@ -77,12 +77,14 @@ fn resolve(data: &DataArgs) -> Result<DataConfig, OperatorError> {
     let mut data = data.resolve().map_err(OperatorError::Mistakes)?;
     // The service may be running on it.
     data.store.exclusive = false;
+    data.store.migrate = Migrations::ApplyToEmpty;
     Ok(data)
 }
 
 /// Where there is nothing to look at, nothing is made either: a mistyped directory is told as such.
 fn resolve_existing(data: &DataArgs) -> Result<DataConfig, OperatorError> {
-    let data = resolve(data)?;
+    let mut data = resolve(data)?;
+    data.store.migrate = Migrations::Refuse;
     match &data.store.location {
         Location::Sqlite(path) if !path.exists() => {
             Err(OperatorError::NoDatabase(path.display().to_string()))

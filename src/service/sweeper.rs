@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Counters, Service, ServiceResult, chain};
+use super::{Counters, Service, ServiceResult, chain, workspace};
 use crate::domain::session::StopCause;
 use crate::domain::sweep::plan;
 
@@ -18,6 +18,9 @@ impl Service {
     /// # Errors
     /// When the store cannot be used.
     pub async fn run_background(self: &Arc<Self>) -> ServiceResult<()> {
+        for harness in self.harnesses.iter() {
+            harness.end_orphans(&workspace::state_dirs(&self.options)).await;
+        }
         self.join().await?;
         if self.store.is_shared() {
             tokio::spawn(Arc::clone(self).stay_a_member());

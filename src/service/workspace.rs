@@ -38,9 +38,14 @@ fn to_text(path: PathBuf) -> Result<String, String> {
     path.into_os_string().into_string().map_err(|_| "must be UTF-8".to_owned())
 }
 
+/// Where the agents of all sessions keep what they keep.
+pub(super) fn state_dirs(options: &ServiceOptions) -> PathBuf {
+    options.data_dir.join("agents")
+}
+
 /// Where the session's agent keeps what it keeps.
 pub(super) fn state_dir(options: &ServiceOptions, id: &SessionId) -> PathBuf {
-    options.data_dir.join("agents").join(id.as_str())
+    state_dirs(options).join(id.as_str())
 }
 
 fn is_fresh(options: &ServiceOptions, session: &Session) -> bool {

@@ -34,7 +34,9 @@ pub use self::query::{
     StrandedSession, Takeover,
 };
 pub use self::seal::{Seal, SealError};
-pub use self::sql::{ApiKey, Instance, Location, SqlStore, StoreOptions, guarded, open, read_schema};
+pub use self::sql::{
+    ApiKey, Instance, Location, Migrations, SqlStore, StoreOptions, guarded, open, read_schema,
+};
 pub use self::wakeup::{Published, Subscription};
 pub use self::writer::WriterStats;
 use crate::clock::Timestamp;
@@ -297,6 +299,11 @@ pub trait Store: Send + Sync {
     async fn has_keys(&self) -> Result<bool>;
     /// Keeps a new key.
     async fn insert_key(&self, key: &ApiKey) -> Result<()>;
+    /// Says which process makes the first key: the one that said so first, or that takes the place of `instead_of`. Gives the key
+    /// that will be it.
+    async fn reserve_first_key(&self, key: &KeyId, instead_of: Option<&KeyId>) -> Result<KeyId>;
+    /// Keeps the first key, unless another process has taken the place; false then.
+    async fn insert_first_key(&self, key: &ApiKey) -> Result<bool>;
     /// A key by its public half.
     async fn find_key(&self, key: &KeyId) -> Result<Option<ApiKey>>;
     /// The keys of an org, newest first.

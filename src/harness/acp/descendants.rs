@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -45,11 +46,43 @@ pub(super) fn find(agent: Pid, tag: &str) -> Vec<Found> {
 /// gone. This process is not among them, though an agent may have started it.
 pub(super) fn find_left(session_id: &SessionId) -> HashSet<Found> {
     let mark = format!("{TAG}={session_id}/");
-    let mut table = table();
-    table.remove(&std::process::id().cast_signed());
-    let marked = pick(&table, |pid, _| is_marked(pid, |entry| entry.starts_with(mark.as_bytes())));
-    let groups: HashSet<i32> =
+    find_all(table(), |pid| is_marked(pid, |entry| entry.starts_with(mark.as_bytes())))
+}
+
+/// All that still runs of agents that have their home in that directory, and whose process of the service does not run any more.
+pub(super) fn find_orphans(homes: &Path) -> HashSet<Found> {
+    let table = table();
+    let runs: HashSet<String> = table.iter().map(|(pid, stat)| name(*pid, stat)).collect();
+    let prefix = format!("{TAG}=");
+    let is_orphan = |entry: &[u8]| {
+        let tag = std::str::from_utf8(entry).ok().and_then(|entry| entry.strip_prefix(&prefix));
+        let service = tag.and_then(|tag| tag.split_once('/')?.1.split_once('.')).map(|(service, _)| service);
+        service.is_some_and(|service| !runs.contains(service))
+    };
+    let home = format!("HOME={}/", homes.display());
+    let is_of_here = |pid| is_marked(pid, |entry| entry.starts_with(home.as_bytes()));
+    find_all(table, |pid| is_marked(pid, is_orphan) && is_of_here(pid))
+}
+
+/// This process, by a name that no other will have while the machine runs.
+pub(super) fn this_process() -> String {
+    let pid = std::process::id().cast_signed();
+    stat(pid).map_or_else(|| pid.to_string(), |stat| name(pid, &stat))
+}
+
+fn name(pid: i32, stat: &Stat) -> String {
+    format!("{pid}-{}", stat.started)
+}
+
+/// Those, their groups and their children, but never this process, and nobody for being in its group alone.
+fn find_all(mut table: HashMap<i32, Stat>, is_one: impl Fn(i32) -> bool) -> HashSet<Found> {
+    let own = table.remove(&std::process::id().cast_signed());
+    let marked = pick(&table, |pid, _| is_one(pid));
+    let mut groups: HashSet<i32> =
         marked.iter().filter_map(|pid| table.get(pid)).map(|stat| stat.group).collect();
+    if let Some(own) = own {
+        groups.remove(&own.group);
+    }
     let ours = pick(&table, |pid, stat| marked.contains(&pid) || groups.contains(&stat.group));
     with_children(&table, ours).into_iter().collect()
 }
@@ -115,6 +148,8 @@ fn is_marked(pid: i32, is_mark: impl Fn(&[u8]) -> bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt as _;
+
     use super::*;
 
     #[test]
@@ -135,6 +170,29 @@ mod tests {
         assert_eq!(find_left(&session_id), HashSet::new());
         agent.kill().unwrap();
         agent.wait().unwrap();
+    }
+
+    #[test]
+    fn f29_an_agent_is_an_orphan_when_its_service_does_not_run_and_its_home_is_here() {
+        let agent = |home: &str, service: &str| {
+            let tag = format!("{}/{service}.1", SessionId::mint());
+            let mut agent = std::process::Command::new("/bin/sleep");
+            agent.arg("600").env_clear().env(TAG, tag).env("HOME", home).process_group(0).spawn().unwrap()
+        };
+        // A process number that was never this one's.
+        let gone = format!("{}-1", std::process::id());
+        let mut agents = [
+            agent("/here/ses_1", &gone),
+            agent("/here/ses_2", &this_process()),
+            agent("/elsewhere/ses_3", &gone),
+        ];
+        let found: HashSet<i32> = find_orphans(Path::new("/here")).iter().map(|found| found.pid).collect();
+        let expected = agents[0].id().cast_signed();
+        for agent in &mut agents {
+            agent.kill().unwrap();
+            agent.wait().unwrap();
+        }
+        assert_eq!(found, HashSet::from([expected]));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use rustix::fs::Access;
 
 use super::config::{AcpConfig, Places};
-use super::descendants::TAG;
+use super::descendants::{self, TAG};
 use super::process::Launch;
 use crate::ids::SessionId;
 
@@ -83,7 +83,7 @@ fn environment(
 // A new process of a session must not be taken for the old one, so the session's id alone will not do.
 fn mint_tag(session_id: &SessionId) -> String {
     static STARTS: AtomicU64 = AtomicU64::new(1);
-    format!("{session_id}/{}.{}", std::process::id(), STARTS.fetch_add(1, Ordering::Relaxed))
+    format!("{session_id}/{}.{}", descendants::this_process(), STARTS.fetch_add(1, Ordering::Relaxed))
 }
 
 // Through a directory handle: what the agent may have linked into its state directory cannot lead out of it.

@@ -132,6 +132,10 @@ impl Harness for AcpHarness {
         }
     }
 
+    async fn end_orphans(&self, homes: &Path) {
+        process::end_orphans(homes.to_owned()).await;
+    }
+
     async fn end_left(&self, session_id: &SessionId) {
         process::end_left(session_id.clone()).await;
     }

@@ -199,10 +199,19 @@ impl Process {
 
 /// Kills what the agents of a session have left running, and returns when nothing of it is found any more.
 pub(super) async fn end_left(session_id: SessionId) {
+    end_found(move || descendants::find_left(&session_id)).await;
+}
+
+/// Kills what agents with their home in that directory have left running, and whose process of the service is gone.
+pub(super) async fn end_orphans(homes: PathBuf) {
+    end_found(move || descendants::find_orphans(&homes)).await;
+}
+
+async fn end_found(find: impl Fn() -> HashSet<Found> + Clone + Send + 'static) {
     for round in 0..KILL_ROUNDS {
-        let session = session_id.clone();
+        let find = find.clone();
         let left = tokio::task::spawn_blocking(move || {
-            let left = descendants::find_left(&session);
+            let left = find();
             descendants::kill(&left);
             left.len()
         })
@@ -210,7 +219,7 @@ pub(super) async fn end_left(session_id: SessionId) {
         match left {
             Ok(0) => return,
             Ok(left) if round == 0 => {
-                tracing::warn!(session = %session_id, left, "an agent had outlived its service and was killed")
+                tracing::warn!(left, "processes of agents had outlived their service and were killed")
             }
             Ok(_) => {}
             // This fails only at the end of the runtime.

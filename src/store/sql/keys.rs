@@ -67,6 +67,18 @@ pub(super) fn insert(key: &ApiKey) -> Statement {
     .bind(key.expires_at)
 }
 
+/// What all processes agree on: which key is the first.
+pub(super) const FIRST: &str = "first_key";
+
+pub(super) fn insert_first(key: &ApiKey) -> Statement {
+    let Statement { binds, .. } = insert(key);
+    let sql =
+        "INSERT INTO api_keys (id, org_id, owner_id, role, permissions, secret_hash, created_at, expires_at)
+         SELECT $1, $2, $3, $4, $5, $6, $7, $8
+         WHERE EXISTS (SELECT 1 FROM cluster c WHERE c.name = 'first_key' AND c.value = $1)";
+    binds.into_iter().fold(Statement::new(sql), Statement::bind)
+}
+
 pub(super) fn find(key: &KeyId) -> Statement {
     Statement::new(select_key!("WHERE k.id = $1")).bind(key.as_str())
 }

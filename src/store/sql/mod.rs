@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use self::keys::ApiKey;
-pub use self::open::{Instance, Location, StoreOptions, guarded, open, read_schema};
+pub use self::open::{Instance, Location, Migrations, StoreOptions, guarded, open, read_schema};
 use super::dialect::{Dialect, Record, Statement};
 use super::hints::Incoming;
 use super::migrate;
@@ -344,6 +344,19 @@ impl<D: Dialect> Store for SqlStore<D> {
     }
     async fn insert_key(&self, key: &ApiKey) -> Result<()> {
         self.run([keys::insert(key)]).await.map(drop)
+    }
+    async fn reserve_first_key(&self, key: &KeyId, instead_of: Option<&KeyId>) -> Result<KeyId> {
+        let reserve = match instead_of {
+            None => replicas::agree(keys::FIRST, key.as_str()),
+            Some(other) => replicas::replace(keys::FIRST, other.as_str(), key.as_str()),
+        };
+        self.run([reserve]).await?;
+        let row = self.fetch_one(replicas::agreed(keys::FIRST)).await?;
+        let row = row.ok_or(StoreError::Mismatch { table: "cluster", rows: 0 })?;
+        replicas::read_agreed(row).map(KeyId::from_row)
+    }
+    async fn insert_first_key(&self, key: &ApiKey) -> Result<bool> {
+        self.run([keys::insert_first(key)]).await.map(|written| written.changed == 1)
     }
     async fn find_key(&self, key: &KeyId) -> Result<Option<ApiKey>> {
         self.fetch_one(keys::find(key)).await?.map(keys::read).transpose()

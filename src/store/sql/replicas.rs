@@ -104,6 +104,14 @@ pub(super) fn agree(name: &'static str, value: &str) -> Statement {
         .bind(value)
 }
 
+/// Sets what is still as it was seen.
+pub(super) fn replace(name: &'static str, seen: &str, value: &str) -> Statement {
+    Statement::new("UPDATE cluster SET value = $3 WHERE name = $1 AND value = $2")
+        .bind(name)
+        .bind(seen)
+        .bind(value)
+}
+
 pub(super) fn count_up(name: &'static str) -> Statement {
     Statement::new("UPDATE cluster SET value = CAST(CAST(value AS BIGINT) + 1 AS TEXT) WHERE name = $1")
         .bind(name)

@@ -4,3 +4,4 @@ mod cluster;
 mod fleet;
 mod pool;
 mod proxy;
+mod settle;

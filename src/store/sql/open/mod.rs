@@ -53,6 +53,17 @@ impl fmt::Display for Location {
     }
 }
 
+/// What becomes of a database that lacks migrations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Migrations {
+    /// They are applied.
+    Apply,
+    /// They are applied when there are none at all; a database that others may work on is not changed under them.
+    ApplyToEmpty,
+    /// It is refused.
+    Refuse,
+}
+
 /// Where the database is and how it is opened.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
@@ -61,8 +72,8 @@ pub struct StoreOptions {
     /// Whether this process is the service: it takes its place, and a SQLite file for itself alone. The operator's commands work
     /// beside it.
     pub exclusive: bool,
-    /// Whether a schema that is behind is migrated; if not, it is refused.
-    pub migrate: bool,
+    /// Whether a schema that is behind is migrated; where it is not, it is refused.
+    pub migrate: Migrations,
     /// Whether replicas tell each other what they changed. Without, they find out by looking.
     pub hints: bool,
     /// How long a replica's leases outlive its last sign of life.
@@ -77,7 +88,7 @@ impl StoreOptions {
         Self {
             location,
             exclusive: true,
-            migrate: true,
+            migrate: Migrations::Apply,
             hints: true,
             replica_ttl: Duration::from_secs(10),
             instance: None,
@@ -138,7 +149,12 @@ async fn prepare<D: Dialect>(
     options: &StoreOptions,
     seal: &Seal,
 ) -> Result<(), OpenError> {
-    if options.migrate {
+    let apply = match options.migrate {
+        Migrations::Apply => true,
+        Migrations::ApplyToEmpty => schema::<D>(connection).await?.found == 0,
+        Migrations::Refuse => false,
+    };
+    if apply {
         migrate::<D>(connection).await?;
     } else {
         schema::<D>(connection).await?.check()?;
