@@ -126,14 +126,6 @@ pub struct EventRow {
     pub(super) epoch: Option<i64>,
 }
 
-/// What serves a connection at the other end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backend {
-    pub(super) pid: i64,
-    /// Tells it from a later one of the same number.
-    pub(super) started: String,
-}
-
 /// A connection of a dialect's database.
 pub type Connection<D> = <<D as Dialect>::Database as Database>::Connection;
 
@@ -178,21 +170,6 @@ pub trait Dialect: Send + Sync + 'static {
 
     /// Whether [`Dialect::execute_alike`] does it with one statement, which then needs no transaction around it.
     fn alike_at_once(statement: &Statement) -> bool;
-
-    /// What serves this connection at the other end; `None` where nothing does, or where it cannot be told.
-    fn backend(
-        connection: &mut Connection<Self>,
-    ) -> impl Future<Output = sqlx::Result<Option<Backend>>> + Send
-    where
-        Self: Sized;
-
-    /// Ends what served another connection; true when it has ended, so that nothing that was sent there is still to happen.
-    fn end_backend(
-        connection: &mut Connection<Self>,
-        backend: Option<&Backend>,
-    ) -> impl Future<Output = sqlx::Result<bool>> + Send
-    where
-        Self: Sized;
 
     /// Inserts events with one statement. A row whose epoch is not the lease's any more has no seq there, which the schema
     /// refuses, and with it all of them.

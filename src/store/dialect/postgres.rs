@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Column, Database, Row, SqlSafeStr, TypeInfo, ValueRef};
 
-use super::{Backend, Connection, Dialect, EventRow, Record, Statement, Value, dialect_io};
+use super::{Connection, Dialect, EventRow, Record, Statement, Value, dialect_io};
 
 /// See the module.
 #[derive(Debug)]
@@ -64,36 +64,6 @@ impl Dialect for Postgres {
 
     fn alike_at_once(statement: &Statement) -> bool {
         together(statement).is_some()
-    }
-
-    async fn backend(connection: &mut Connection<Self>) -> sqlx::Result<Option<Backend>> {
-        let question = Statement::new(
-            "SELECT pid, CAST(EXTRACT(EPOCH FROM backend_start) AS TEXT) AS started
-             FROM pg_stat_activity WHERE pid = pg_backend_pid()",
-        );
-        let row = match Self::fetch(connection, &question).await {
-            Ok(rows) => rows.into_iter().next(),
-            // A compatible database that does not show them.
-            Err(sqlx::Error::Database(_)) => None,
-            Err(error) => return Err(error),
-        };
-        let of_row = |row: Record| match (row.get("pid"), row.get("started")) {
-            (Some(Value::Int(Some(pid))), Some(Value::Text(Some(started)))) => {
-                Some(Backend { pid: *pid, started: started.clone() })
-            }
-            _ => None,
-        };
-        Ok(row.and_then(of_row))
-    }
-
-    async fn end_backend(connection: &mut Connection<Self>, backend: Option<&Backend>) -> sqlx::Result<bool> {
-        let Some(Backend { pid, started }) = backend else { return Ok(false) };
-        let end = Statement::new(
-            "SELECT pg_terminate_backend(pid) AS told FROM pg_stat_activity
-             WHERE pid = $1 AND CAST(EXTRACT(EPOCH FROM backend_start) AS TEXT) = $2",
-        );
-        let still_there = Self::fetch(connection, &end.bind(*pid).bind(started.as_str())).await?;
-        Ok(still_there.is_empty())
     }
 
     async fn insert_events(connection: &mut Connection<Self>, rows: &[EventRow]) -> sqlx::Result<()> {

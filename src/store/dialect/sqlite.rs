@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Column, Database, Row, TypeInfo, ValueRef};
 
-use super::{Backend, Connection, Dialect, EventRow, Record, Statement, Value, dialect_io};
+use super::{Connection, Dialect, EventRow, Record, Statement, Value, dialect_io};
 
 /// See the module.
 #[derive(Debug)]
@@ -35,15 +35,6 @@ impl Dialect for Sqlite {
 
     fn alike_at_once(_: &Statement) -> bool {
         false
-    }
-
-    // The database is in this process: a statement that has failed is over.
-    async fn backend(_: &mut Connection<Self>) -> sqlx::Result<Option<Backend>> {
-        Ok(None)
-    }
-
-    async fn end_backend(_: &mut Connection<Self>, _: Option<&Backend>) -> sqlx::Result<bool> {
-        Ok(true)
     }
 
     async fn insert_events(connection: &mut Connection<Self>, rows: &[EventRow]) -> sqlx::Result<()> {

@@ -8,7 +8,7 @@ use sqlx::ConnectOptions;
 use super::batch::BatchError;
 use super::task::{CONNECT_DEADLINE, within};
 use crate::store::StoreError;
-use crate::store::dialect::{Backend, Connection, Dialect, EventRow, Statement, Value};
+use crate::store::dialect::{Connection, Dialect, EventRow, Statement, Value};
 
 /// How long a database is asked that does not answer. Who waits for the write waits this long, and so do those behind it.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -18,21 +18,16 @@ type Options<D> = <Connection<D> as sqlx::Connection>::Options;
 
 /// Asks on another connection whether the batch is there: all of it is when one event of it is, and otherwise nothing. A batch
 /// without events has left nothing to be known by.
-///
-/// That it is not there says nothing as long as the commit may still be under way where it was sent to. So what served the lost
-/// connection is ended first.
 pub(super) async fn settle<D: Dialect>(
     options: &Options<D>,
-    backend: Option<&Backend>,
     error: Arc<sqlx::Error>,
     evidence: Option<&EventRow>,
 ) -> Result<(), BatchError> {
     let Some(evidence) = evidence else { return Err(BatchError::Unsure(error)) };
     let ask = async {
         loop {
-            match within::<D, _>(CONNECT_DEADLINE, is_there::<D>(options, backend, evidence)).await {
-                Ok(Ok(Some(there))) => return there,
-                Ok(Ok(None)) => {}
+            match within::<D, _>(CONNECT_DEADLINE, is_there::<D>(options, evidence)).await {
+                Ok(Ok(there)) => return there,
                 Ok(Err(again)) => tracing::warn!(error = %again, "asking what became of a commit"),
                 Err(again) => tracing::warn!(error = %again, "asking what became of a commit"),
             }
@@ -46,16 +41,9 @@ pub(super) async fn settle<D: Dialect>(
     }
 }
 
-/// `None` while it may still come to be. The place alone says nothing: where this batch failed, another process may have written.
-async fn is_there<D: Dialect>(
-    options: &Options<D>,
-    backend: Option<&Backend>,
-    evidence: &EventRow,
-) -> sqlx::Result<Option<bool>> {
+/// The place alone says nothing: where this batch failed, another process may have written there.
+async fn is_there<D: Dialect>(options: &Options<D>, evidence: &EventRow) -> sqlx::Result<bool> {
     let mut other = options.connect().await?;
-    if !D::end_backend(&mut other, backend).await? {
-        return Ok(None);
-    }
     let question =
         Statement::new("SELECT turn, at, kind, data FROM events WHERE session_key = $1 AND seq = $2")
             .bind(evidence.session_key)
@@ -65,9 +53,8 @@ async fn is_there<D: Dialect>(
         found.first().and_then(|row| row.get(column)).is_some_and(|found| found == value)
     };
     let same_turn = evidence.turn.is_none() || is("turn", &Value::Int(evidence.turn));
-    let same = same_turn
+    Ok(same_turn
         && is("at", &evidence.at.into())
         && is("kind", &evidence.kind.into())
-        && is("data", &evidence.data.as_str().into());
-    Ok(Some(same))
+        && is("data", &evidence.data.as_str().into()))
 }

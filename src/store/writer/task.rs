@@ -12,7 +12,7 @@ use super::batch::{Batch, BatchError, Done};
 use super::settle::settle;
 use super::{Commit, Counters, Job, Shared, Written};
 use crate::ids::SessionKey;
-use crate::store::dialect::{Backend, Connection, Dialect, Statement};
+use crate::store::dialect::{Connection, Dialect, Statement};
 use crate::store::{Result, StoreError};
 
 /// Most writes of one commit.
@@ -27,16 +27,10 @@ pub(super) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// database ends what is slow there; this ends waiting for a peer that is not there any more.
 const BATCH_DEADLINE: Duration = Duration::from_secs(15);
 
-/// A connection, and what serves it at the other end.
-struct Line<D: Dialect> {
-    connection: Connection<D>,
-    backend: Option<Backend>,
-}
-
 /// See the module.
 pub(super) struct Task<D: Dialect> {
     shared: Arc<Shared<D>>,
-    line: Option<Line<D>>,
+    connection: Option<Connection<D>>,
     jobs: mpsc::Receiver<Job>,
     counters: Arc<Counters>,
     seqs: HashMap<SessionKey, i64>,
@@ -44,7 +38,7 @@ pub(super) struct Task<D: Dialect> {
 
 impl<D: Dialect> Task<D> {
     pub(super) fn new(shared: Arc<Shared<D>>, jobs: mpsc::Receiver<Job>, counters: Arc<Counters>) -> Self {
-        Self { shared, line: None, jobs, counters, seqs: HashMap::new() }
+        Self { shared, connection: None, jobs, counters, seqs: HashMap::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -63,8 +57,8 @@ impl<D: Dialect> Task<D> {
             // nobody else to run it returns at once.
             tokio::task::yield_now().await;
         }
-        if let Some(line) = self.line.take()
-            && let Err(error) = line.connection.close().await
+        if let Some(connection) = self.connection.take()
+            && let Err(error) = connection.close().await
         {
             tracing::warn!(%error, "closing the writing connection failed");
         }
@@ -136,36 +130,52 @@ impl<D: Dialect> Task<D> {
 
     async fn commit(&mut self, jobs: &[Job]) -> Result<Vec<Written>, BatchError> {
         let begun = Instant::now();
-        let mut line = match self.line.take() {
-            Some(line) => line,
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
             None => connect(&self.shared).await?,
         };
         if self.seqs.len() >= SEQS_MAX {
             self.seqs.clear();
         }
         let mut batch = Batch::new(jobs, &self.shared.wakeups, &mut self.seqs);
-        let ended = within::<D, _>(BATCH_DEADLINE, batch.transact::<D>(&mut line.connection)).await;
-        let late = |late| {
-            Err(if batch.is_committing() { BatchError::Unsure(late) } else { BatchError::Unreachable(late) })
-        };
-        let ended = ended.unwrap_or_else(late);
-        let backend = line.backend.clone();
-        // A connection over a network that was lost is dropped, not closed: whoever is at the other end does not answer.
-        let lost = D::SHARED && ended.as_ref().is_err_and(|error| !error.is_of_a_living_connection());
-        let line = Some(line).filter(|_| !lost);
+        let ended = within::<D, _>(BATCH_DEADLINE, batch.transact::<D>(&mut connection)).await;
         let ended = match ended {
-            Err(BatchError::Unsure(error)) => {
-                settle::<D>(&self.shared.options, backend.as_ref(), error, batch.evidence()).await
+            Ok(Err(BatchError::Unsure(error))) => {
+                settle::<D>(&self.shared.options, error, batch.evidence()).await
             }
-            ended => ended,
+            Ok(ended) => ended,
+            Err(late) => {
+                // Dropped, not closed: whoever is at the other end does not answer.
+                drop(connection);
+                let committing = batch.is_committing();
+                let ended = if committing {
+                    settle::<D>(&self.shared.options, late, batch.evidence()).await
+                } else {
+                    Err(BatchError::Unreachable(late))
+                };
+                let done = batch.into_done();
+                return self.finish(None, begun, ended.map(|()| done));
+            }
         };
-        self.line = match line {
-            Some(line) if ended.is_err() && batch.has_begun() => roll_back::<D>(line).await,
-            line => line,
-        };
+        let has_begun = batch.has_begun();
         let done = batch.into_done();
+        if ended.is_err() && has_begun {
+            let kept = roll_back::<D>(connection, &ended).await;
+            return self.finish(kept, begun, ended.map(|()| done));
+        }
+        self.finish(Some(connection), begun, ended.map(|()| done))
+    }
+
+    /// After the batch: tells who listens, or forgets what did not come about.
+    fn finish(
+        &mut self,
+        connection: Option<Connection<D>>,
+        begun: Instant,
+        ended: Result<Done, BatchError>,
+    ) -> Result<Vec<Written>, BatchError> {
         match ended {
-            Ok(()) => {
+            Ok(done) => {
+                self.connection = connection;
                 self.count(begun.elapsed(), &done);
                 for session in done.sessions() {
                     self.shared.hints.note(session);
@@ -177,6 +187,7 @@ impl<D: Dialect> Task<D> {
                 // What was given out as seqs is not there.
                 self.seqs.clear();
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
+                self.connection = connection.filter(|_| error.is_of_a_living_connection());
                 Err(error)
             }
         }
@@ -193,21 +204,22 @@ impl<D: Dialect> Task<D> {
     }
 }
 
-/// A connection that cannot roll back is not used again.
-async fn roll_back<D: Dialect>(mut line: Line<D>) -> Option<Line<D>> {
+/// Rolls back where there is somebody to tell; a connection that cannot roll back is not used again.
+async fn roll_back<D: Dialect>(
+    mut connection: Connection<D>,
+    ended: &Result<(), BatchError>,
+) -> Option<Connection<D>> {
+    if ended.as_ref().is_err_and(|error| !error.is_of_a_living_connection()) {
+        return None;
+    }
     let rollback = Statement::new("ROLLBACK");
-    let rolled_back = within::<D, _>(CONNECT_DEADLINE, D::execute(&mut line.connection, &rollback)).await;
-    matches!(rolled_back, Ok(Ok(_))).then_some(line)
+    let rolled_back = within::<D, _>(CONNECT_DEADLINE, D::execute(&mut connection, &rollback)).await;
+    matches!(rolled_back, Ok(Ok(_))).then_some(connection)
 }
 
-async fn connect<D: Dialect>(shared: &Shared<D>) -> Result<Line<D>, BatchError> {
-    let connect = async {
-        let mut connection = shared.options.connect().await?;
-        let backend = D::backend(&mut connection).await?;
-        Ok(Line { connection, backend })
-    };
-    match within::<D, _>(CONNECT_DEADLINE, connect).await {
-        Ok(connected) => connected.map_err(|error: sqlx::Error| BatchError::Unreachable(Arc::new(error))),
+async fn connect<D: Dialect>(shared: &Shared<D>) -> Result<Connection<D>, BatchError> {
+    match within::<D, _>(CONNECT_DEADLINE, shared.options.connect()).await {
+        Ok(connected) => connected.map_err(|error| BatchError::Unreachable(Arc::new(error))),
         Err(late) => Err(BatchError::Unreachable(late)),
     }
 }
