@@ -13,6 +13,8 @@ use crate::support::fleet::Random;
 
 /// How long a replica may take to answer before another one is asked: one that is frozen never does.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a client that was told to come later leaves the service alone.
+const BREATH: Duration = Duration::from_millis(20);
 
 /// What was acknowledged.
 #[derive(Default)]
@@ -23,13 +25,19 @@ pub struct Acknowledged {
     pub decisions: Vec<(String, String)>,
     /// Session, and each event that somebody was shown, by its seq.
     pub seen: BTreeMap<(String, i64), Value>,
+    /// How often it was said, by its code, that a later try may do.
+    pub refused: BTreeMap<String, usize>,
 }
+
+/// What a client may be told while the service cannot do what it should.
+const LATER: &[&str] = &["storage_unavailable", "overloaded", "shutting_down"];
 
 /// What all clients share.
 #[derive(Clone)]
 pub struct Crowd {
     replicas: Arc<Vec<Api>>,
     random: Arc<Random>,
+    patience: Duration,
     over: Arc<AtomicBool>,
     acknowledged: Arc<Mutex<Acknowledged>>,
 }
@@ -39,9 +47,15 @@ impl Crowd {
         Self {
             replicas: Arc::new(replicas),
             random: Arc::new(Random::new()),
+            patience: PATIENCE,
             over: Arc::default(),
             acknowledged: Arc::default(),
         }
+    }
+
+    /// Waits longer for each answer.
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Lets everybody finish what it began.
@@ -61,7 +75,7 @@ impl Crowd {
     async fn ask(&self, method: Method, path: &str, body: Option<Value>, key: Option<&str>) -> (u16, Value) {
         loop {
             let api = &self.replicas[self.random.below(self.replicas.len())];
-            let mut request = api.request(method.clone(), path).timeout(PATIENCE);
+            let mut request = api.request(method.clone(), path).timeout(self.patience);
             if let Some(body) = &body {
                 request = request.json(body);
             }
@@ -73,13 +87,17 @@ impl Crowd {
                 tokio::task::yield_now().await;
                 continue;
             };
-            let status = answer.status().as_u16();
+            let (status, may_wait) = (answer.status().as_u16(), answer.headers().contains_key("retry-after"));
             let Ok(body) = answer.json::<Value>().await else { continue };
-            if status == 503 || body["code"] == "idempotency_in_progress" {
-                assert_eq!(body["retryable"], true, "{body}");
+            let code = body["code"].as_str().unwrap_or_default();
+            if status == 503 || code == "idempotency_in_progress" {
+                assert!(status != 503 || LATER.contains(&code), "{body}");
+                assert!(body["retryable"] == true && may_wait, "{body}");
+                *self.acknowledged.lock().unwrap().refused.entry(code.to_owned()).or_default() += 1;
+                tokio::time::sleep(BREATH).await;
                 continue;
             }
-            assert_ne!(status, 500, "{body}");
+            assert!(status < 500, "{body}");
             return (status, body);
         }
     }
@@ -101,6 +119,10 @@ impl Crowd {
                 let body = json!({"prompt": "/tokens 10 200\n/tool next {}", "when_busy": "queue"});
                 let path = format!("/v1/sessions/{id}/prompts");
                 let (status, turn) = self.ask(Method::POST, &path, Some(body), Some(&key)).await;
+                if turn["code"] == "not_resumable" {
+                    // Its first turn was interrupted before there was anything to go on from.
+                    break;
+                }
                 assert_eq!(status, 202, "{turn}");
                 self.note_prompt(&id, &turn);
             }
@@ -171,7 +193,7 @@ impl Crowd {
             let api = &self.replicas[self.random.below(self.replicas.len())];
             let path = format!("/v1/sessions/{session}/events?until=idle");
             let request = api.request(Method::GET, &path).header("accept", "text/event-stream");
-            let request = request.header("last-event-id", last.to_string()).timeout(PATIENCE);
+            let request = request.header("last-event-id", last.to_string()).timeout(self.patience);
             let Ok(response) = request.send().await else { continue };
             if response.status() != 200 {
                 continue;

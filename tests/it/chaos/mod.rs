@@ -4,12 +4,12 @@
 //! Short by default; the environment asks for more: `OSTLER_CHAOS_SECONDS`, `OSTLER_FAILOVERS`, `OSTLER_FAILOVER_SESSIONS`.
 
 mod agents;
-mod clients;
+pub mod clients;
 mod failover;
-mod storm;
+pub mod storm;
 mod watch;
 
 /// A count from the environment.
-fn count(variable: &str, default: u64) -> u64 {
+pub fn count(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }

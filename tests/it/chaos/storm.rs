@@ -28,18 +28,11 @@ async fn replicas_killed_and_frozen_at_random_lose_nothing_run_nothing_twice_and
         within("a client to finish", client).await.unwrap();
     }
     let acknowledged = crowd.take_acknowledged();
-    let replicas: Vec<Api> = (0..fleet.len()).map(|i| fleet.api(i)).collect();
-    let mut sessions: Vec<String> = acknowledged.prompts.iter().map(|(session, _)| session.clone()).collect();
-    sessions.sort();
-    sessions.dedup();
-    for session in &sessions {
-        settle(&replicas[0], session).await;
-    }
+    let sessions = assert_all_is_well(&fleet, &acknowledged).await;
     println!(
-        "{} kills, {} freezes: {} sessions, {} prompts, {} decisions, {} events shown; at work without a holder for {:?} at the longest",
+        "{} kills, {} freezes: {sessions} sessions, {} prompts, {} decisions, {} events shown; at work without a holder for {:?} at the longest",
         faults.kills,
         faults.freezes,
-        sessions.len(),
         acknowledged.prompts.len(),
         acknowledged.decisions.len(),
         acknowledged.seen.len(),
@@ -50,12 +43,22 @@ async fn replicas_killed_and_frozen_at_random_lose_nothing_run_nothing_twice_and
         "a session at work had no holder for {:?}",
         watch.longest
     );
+}
+
+/// What must be so after any faults, once they are over. Gives how many sessions there were.
+pub async fn assert_all_is_well(fleet: &Fleet, acknowledged: &Acknowledged) -> usize {
+    let replicas: Vec<Api> = (0..fleet.len()).map(|i| fleet.api(i)).collect();
+    let mut sessions: Vec<String> = acknowledged.prompts.iter().map(|(session, _)| session.clone()).collect();
+    sessions.sort();
+    sessions.dedup();
     let mut logs = HashMap::new();
     for session in &sessions {
+        settle(&replicas[0], session).await;
         logs.insert(session.clone(), log_of(&replicas, session).await);
-        assert_each_effect_once_and_in_order(&fleet, session);
+        assert_each_effect_once_and_in_order(fleet, session);
     }
-    assert_nothing_lost(&fleet, &replicas[1], &acknowledged, &logs).await;
+    assert_nothing_lost(fleet, &replicas[replicas.len() - 1], acknowledged, &logs).await;
+    sessions.len()
 }
 
 struct Faults {

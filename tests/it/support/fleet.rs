@@ -164,6 +164,12 @@ impl Plan {
         self
     }
 
+    /// Writes a configuration file for all replicas.
+    pub fn with_config(mut self, text: &str) -> Self {
+        self.home = self.home.with_config(text);
+        self
+    }
+
     /// The way on which one replica reaches the database, such as a [`super::proxy::Proxy`]'s.
     pub fn with_url_of(self, i: usize, url: &str) -> Self {
         self.with_variable_of(i, "OSTLER_DATABASE_URL", url)

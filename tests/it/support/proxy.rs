@@ -32,6 +32,7 @@ struct Inner {
     mode: watch::Sender<Mode>,
     listens: watch::Sender<bool>,
     open: Mutex<Connections>,
+    stranded: Mutex<Vec<Connections>>,
     accepted: AtomicUsize,
 }
 
@@ -39,6 +40,8 @@ struct Inner {
 #[derive(Default)]
 struct Connections {
     end: CancellationToken,
+    /// Nothing arrives any more, whatever the mode.
+    strand: CancellationToken,
     tasks: TaskTracker,
 }
 
@@ -52,8 +55,11 @@ enum Mode {
     HalfOpen,
     /// What the database says is lost.
     Deaf,
-    /// The answer that holds these bytes is lost, and its connection with it.
-    Lose(&'static str),
+    /// The answer that holds these bytes is lost, and its connection with it; then everything passes, or nothing listens.
+    Lose {
+        with: &'static str,
+        then_cut: bool,
+    },
     /// Nothing listens.
     Cut,
 }
@@ -81,6 +87,7 @@ impl Proxy {
             mode: watch::Sender::new(Mode::Pass),
             listens: watch::Sender::new(true),
             open: Mutex::default(),
+            stranded: Mutex::default(),
             accepted: AtomicUsize::new(0),
         });
         let serving = tokio::spawn(Arc::clone(&inner).serve(listen(address)));
@@ -138,12 +145,34 @@ impl Proxy {
         self.switch(Mode::Pass).await;
     }
 
+    /// Nothing arrives any more on the connections that are open now, and nobody tells either side; new ones pass. What a way
+    /// through the network does that was forgotten, or a server whose address another one has taken over.
+    pub async fn strand(&self) {
+        // Who comes meanwhile is not stranded.
+        self.switch(Mode::HalfOpen).await;
+        let connections = std::mem::take(&mut *self.inner.open.lock().unwrap());
+        connections.strand.cancel();
+        self.inner.stranded.lock().unwrap().push(connections);
+        self.switch(Mode::Pass).await;
+    }
+
     /// Waits for the database's next answer that holds these bytes and loses it, with its connection: with `COMMIT`, the next
     /// transaction is committed and its client does not learn of it. Everything else passes.
     pub async fn lose_answer(&self, with: &'static str) {
-        self.switch(Mode::Lose(with)).await;
+        self.lose(with, false).await;
+    }
+
+    /// As [`Proxy::lose_answer`], and from that moment on as [`Proxy::cut`]: so that nobody can ask what became of it.
+    pub async fn lose_answer_and_cut(&self, with: &'static str) {
+        self.lose(with, true).await;
+        self.cut().await;
+    }
+
+    async fn lose(&self, with: &'static str, then_cut: bool) {
+        let losing = Mode::Lose { with, then_cut };
+        self.switch(losing).await;
         let mut mode = self.inner.mode.subscribe();
-        within("the answer that is to be lost", mode.wait_for(|mode| *mode == Mode::Pass)).await.unwrap();
+        within("the answer that is to be lost", mode.wait_for(|mode| *mode != losing)).await.unwrap();
     }
 
     /// Returns when a connection that comes now finds what the mode says.
@@ -165,6 +194,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.serving.abort();
         self.inner.open.lock().unwrap().end.cancel();
+        self.inner.stranded.lock().unwrap().iter().for_each(|connections| connections.end.cancel());
     }
 }
 
@@ -197,14 +227,20 @@ impl Inner {
                     let (client, _) = accepted.unwrap();
                     self.accepted.fetch_add(1, Ordering::Relaxed);
                     let open = self.open.lock().unwrap();
-                    open.tasks.spawn(Arc::clone(&self).connection(client, open.end.clone()));
+                    let (end, strand) = (open.end.clone(), open.strand.clone());
+                    open.tasks.spawn(Arc::clone(&self).connection(client, end, strand));
                 }
             }
         }
     }
 
     /// Ends in a reset on both sides, unless both had said that they are done.
-    async fn connection(self: Arc<Self>, mut client: TcpStream, end: CancellationToken) {
+    async fn connection(
+        self: Arc<Self>,
+        mut client: TcpStream,
+        end: CancellationToken,
+        strand: CancellationToken,
+    ) {
         let Ok(mut server) = TcpStream::connect(&self.target).await else {
             return drop(client.set_zero_linger());
         };
@@ -216,8 +252,8 @@ impl Inner {
             let (from_server, to_server) = server.split();
             let both = async {
                 tokio::try_join!(
-                    self.pump(Way::There, from_client, to_server),
-                    self.pump(Way::Back, from_server, to_client)
+                    self.pump(Way::There, from_client, to_server, &strand),
+                    self.pump(Way::Back, from_server, to_client, &strand)
                 )
             };
             tokio::select! {
@@ -234,7 +270,13 @@ impl Inner {
     }
 
     /// Carries bytes one way. They are read as they come, so that each is late by the delay and not by those before it.
-    async fn pump(&self, way: Way, mut from: ReadHalf<'_>, to: WriteHalf<'_>) -> io::Result<()> {
+    async fn pump(
+        &self,
+        way: Way,
+        mut from: ReadHalf<'_>,
+        to: WriteHalf<'_>,
+        strand: &CancellationToken,
+    ) -> io::Result<()> {
         let (taken, arriving) = mpsc::channel(64);
         let take = async {
             let taken = taken;
@@ -249,7 +291,7 @@ impl Inner {
                 }
             }
         };
-        tokio::try_join!(take, self.give(way, arriving, to)).map(|_| ())
+        tokio::try_join!(take, self.give(way, arriving, to, strand)).map(|_| ())
     }
 
     async fn give(
@@ -257,6 +299,7 @@ impl Inner {
         way: Way,
         mut arriving: mpsc::Receiver<(Instant, io::Result<Vec<u8>>)>,
         mut to: WriteHalf<'_>,
+        strand: &CancellationToken,
     ) -> io::Result<()> {
         let mut mode = self.mode.subscribe();
         while let Some((at, bytes)) = arriving.recv().await {
@@ -267,15 +310,18 @@ impl Inner {
             // A connection that is to be cut is held meanwhile.
             let moves = |mode: &Mode| !matches!(mode, Mode::HalfOpen | Mode::Cut);
             let now = *mode.wait_for(moves).await.map_err(io::Error::other)?;
+            if strand.is_cancelled() {
+                return std::future::pending().await;
+            }
             let bytes = bytes?;
             match now {
                 Mode::Deaf if way == Way::Back => continue,
-                Mode::Lose(with) if way == Way::Back && holds(&bytes, with) => {
+                Mode::Lose { with, then_cut } if way == Way::Back && holds(&bytes, with) => {
                     // One answer is lost, and no more.
                     let is_first = self.mode.send_if_modified(|mode| {
                         let unchanged = *mode == now;
                         if unchanged {
-                            *mode = Mode::Pass;
+                            *mode = if then_cut { Mode::Cut } else { Mode::Pass };
                         }
                         unchanged
                     });
