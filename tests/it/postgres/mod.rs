@@ -2,6 +2,7 @@
 
 mod cluster;
 mod fleet;
+mod outage;
 mod pool;
 mod proxy;
 mod settle;

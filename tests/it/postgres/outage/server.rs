@@ -1,0 +1,86 @@
+//! The server itself: restarted, killed, its connections ended by an operator, under load.
+
+use std::time::{Duration, Instant};
+
+use super::{SHORT, lasts, seconds, until_well};
+use crate::chaos::clients::Crowd;
+use crate::chaos::storm::assert_all_is_well;
+use crate::support::api::Api;
+use crate::support::fleet::{Fleet, Plan, Random};
+use crate::support::postgres::Cluster;
+use crate::support::within;
+
+/// How soon after the database answers the service has to be well again.
+const AGAIN: Duration = Duration::from_secs(5);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_replica_loses_nothing_when_its_database_is_restarted_killed_and_its_connections_are_ended() {
+    let cluster = Cluster::start().await;
+    storm(&cluster, Fleet::on_database(cluster.database().await, 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_replicas_lose_nothing_when_their_database_is_restarted_killed_and_its_connections_are_ended() {
+    let cluster = Cluster::start().await;
+    // Short leases: the longer outages cost each replica its membership.
+    storm(&cluster, Fleet::on_database(cluster.database().await, 3).with(SHORT)).await;
+}
+
+async fn storm(cluster: &Cluster, plan: Plan) {
+    let fleet = plan.start().await;
+    let replicas: Vec<Api> = (0..fleet.len()).map(|i| fleet.api(i)).collect();
+    // Longer than a read waits for a connection: what the service says is to be heard.
+    let crowd = Crowd::new(replicas.clone()).with_patience(Duration::from_secs(20));
+    let mut clients: Vec<_> = (0..3).map(|n| tokio::spawn(crowd.clone().talk(n))).collect();
+    clients.extend((0..2).map(|n| tokio::spawn(crowd.clone().decide(n))));
+    clients.extend((0..2).map(|_| tokio::spawn(crowd.clone().read())));
+    let healed = rage(cluster, &replicas).await;
+    crowd.end();
+    for client in clients {
+        within("a client to finish", client).await.unwrap();
+    }
+    let acknowledged = crowd.take_acknowledged();
+    let sessions = assert_all_is_well(&fleet, &acknowledged).await;
+    println!(
+        "{} replicas: {sessions} sessions, {} prompts, {} decisions, {} events shown, refused: {:?}",
+        fleet.len(),
+        acknowledged.prompts.len(),
+        acknowledged.decisions.len(),
+        acknowledged.seen.len(),
+        acknowledged.refused
+    );
+    for (fault, took) in &healed {
+        println!("well {took:?} after the database was back: {fault}");
+    }
+    let late: Vec<_> = healed.iter().filter(|(_, took)| *took > AGAIN).collect();
+    assert!(late.is_empty(), "{late:?}");
+}
+
+/// One fault after the other. Gives each, and how long after it all replicas were well.
+async fn rage(cluster: &Cluster, replicas: &[Api]) -> Vec<(String, Duration)> {
+    let (begun, random) = (Instant::now(), Random::new());
+    let mut healed = Vec::new();
+    while begun.elapsed() < seconds() || healed.len() < 4 {
+        lasts(Duration::from_millis(300)).await;
+        let fault = match healed.len() % 4 {
+            0 => {
+                cluster.restart().await;
+                "restarted".to_owned()
+            }
+            1 => {
+                let away = Duration::from_millis(random.below(4000) as u64);
+                cluster.kill().await;
+                lasts(away).await;
+                cluster.start_again().await;
+                format!("killed, away for {away:?}")
+            }
+            _ => {
+                cluster.terminate_backends().await;
+                "connections ended".to_owned()
+            }
+        };
+        let again = futures_util::future::join_all(replicas.iter().map(until_well)).await;
+        healed.push((fault, again.into_iter().max().unwrap()));
+    }
+    healed
+}
