@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::settle::Lost;
 use super::{Expect, Job, LastSeq, Step, Write, Written};
 use crate::domain::event::{Event, NewEvent};
 use crate::ids::SessionKey;
@@ -81,9 +82,9 @@ impl<'a> Batch<'a> {
         self.begun
     }
 
-    /// What is in the table when the batch is.
-    pub(super) fn evidence(&self) -> Option<&EventRow> {
-        self.rows.first()
+    /// What it is known by when its commit does not answer.
+    pub(super) fn lost(&self) -> Lost<'_> {
+        Lost { rows: &self.rows, whole: self.begun }
     }
 
     pub(super) fn into_done(self) -> Done {

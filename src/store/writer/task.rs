@@ -9,10 +9,11 @@ use sqlx::{ConnectOptions, Connection as _};
 use tokio::sync::mpsc;
 
 use super::batch::{Batch, BatchError, Done};
-use super::settle::settle;
+use super::settle::{PATIENCE, settle};
 use super::{Commit, Counters, Job, Shared, Written};
 use crate::ids::SessionKey;
 use crate::store::dialect::{Connection, Dialect, Statement};
+use crate::store::pulse::Pulse;
 use crate::store::{Result, StoreError};
 
 /// Most writes of one commit.
@@ -26,11 +27,18 @@ pub(super) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a batch may take before its connection is given up, where that goes over a network. The statement timeout of the
 /// database ends what is slow there; this ends waiting for a peer that is not there any more.
 const BATCH_DEADLINE: Duration = Duration::from_secs(15);
+/// How long a connection rests before it is asked whether it is well, and how long it has to say so.
+const RESTED: Duration = Duration::from_secs(1);
+const ASKED: Duration = Duration::from_secs(1);
+/// The longest that it is asked what became of a holder's write: as long as a driver tries to write at all.
+const HELD_PATIENCE: Duration = Duration::from_secs(30);
 
 /// See the module.
 pub(super) struct Task<D: Dialect> {
     shared: Arc<Shared<D>>,
     connection: Option<Connection<D>>,
+    /// When the connection last did something.
+    used: Instant,
     jobs: mpsc::Receiver<Job>,
     counters: Arc<Counters>,
     seqs: HashMap<SessionKey, i64>,
@@ -38,7 +46,7 @@ pub(super) struct Task<D: Dialect> {
 
 impl<D: Dialect> Task<D> {
     pub(super) fn new(shared: Arc<Shared<D>>, jobs: mpsc::Receiver<Job>, counters: Arc<Counters>) -> Self {
-        Self { shared, connection: None, jobs, counters, seqs: HashMap::new() }
+        Self { shared, connection: None, used: Instant::now(), jobs, counters, seqs: HashMap::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -130,40 +138,44 @@ impl<D: Dialect> Task<D> {
 
     async fn commit(&mut self, jobs: &[Job]) -> Result<Vec<Written>, BatchError> {
         let begun = Instant::now();
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => connect(&self.shared).await?,
-        };
+        let mut connection = self.connect().await?;
         if self.seqs.len() >= SEQS_MAX {
             self.seqs.clear();
         }
         let mut batch = Batch::new(jobs, &self.shared.wakeups, &mut self.seqs);
-        let ended = within::<D, _>(BATCH_DEADLINE, batch.transact::<D>(&mut connection)).await;
-        let ended = match ended {
-            Ok(Err(BatchError::Unsure(error))) => {
-                settle::<D>(&self.shared.options, error, batch.evidence()).await
-            }
+        let ended = match within::<D, _>(BATCH_DEADLINE, batch.transact::<D>(&mut connection)).await {
             Ok(ended) => ended,
-            Err(late) => {
-                // Dropped, not closed: whoever is at the other end does not answer.
-                drop(connection);
-                let committing = batch.is_committing();
-                let ended = if committing {
-                    settle::<D>(&self.shared.options, late, batch.evidence()).await
-                } else {
-                    Err(BatchError::Unreachable(late))
-                };
-                let done = batch.into_done();
-                return self.finish(None, begun, ended.map(|()| done));
-            }
+            Err(late) if batch.is_committing() => Err(BatchError::Unsure(late)),
+            Err(late) => Err(BatchError::Unreachable(late)),
         };
         let has_begun = batch.has_begun();
+        let (kept, ended) = match ended {
+            Err(BatchError::Unsure(error)) => {
+                // Dropped, not closed: whoever is at the other end does not answer.
+                drop(connection);
+                let patience = patience(&self.shared.pulse, jobs);
+                (None, settle::<D>(&self.shared.options, error, batch.lost(), patience).await)
+            }
+            Err(error) if has_begun => (roll_back::<D>(connection, &error).await, Err(error)),
+            ended => (Some(connection), ended),
+        };
         let done = batch.into_done();
-        if ended.is_err() && has_begun {
-            let kept = roll_back::<D>(connection, &ended).await;
-            return self.finish(kept, begun, ended.map(|()| done));
+        self.finish(kept, begun, ended.map(|()| done))
+    }
+
+    /// The connection of the last batch, else a new one. One that has rested is asked whether it is well: its peer may be gone
+    /// without a word, and then a batch would wait for it in vain.
+    async fn connect(&mut self) -> Result<Connection<D>, BatchError> {
+        if let Some(mut connection) = self.connection.take() {
+            if !D::SHARED || self.used.elapsed() < RESTED {
+                return Ok(connection);
+            }
+            let question = Statement::new("SELECT 1");
+            if let Ok(Ok(_)) = within::<D, _>(ASKED, D::execute(&mut connection, &question)).await {
+                return Ok(connection);
+            }
         }
-        self.finish(Some(connection), begun, ended.map(|()| done))
+        connect(&self.shared).await
     }
 
     /// After the batch: tells who listens, or forgets what did not come about.
@@ -176,6 +188,7 @@ impl<D: Dialect> Task<D> {
         match ended {
             Ok(done) => {
                 self.connection = connection;
+                self.used = Instant::now();
                 self.count(begun.elapsed(), &done);
                 for session in done.sessions() {
                     self.shared.hints.note(session);
@@ -205,16 +218,23 @@ impl<D: Dialect> Task<D> {
 }
 
 /// Rolls back where there is somebody to tell; a connection that cannot roll back is not used again.
-async fn roll_back<D: Dialect>(
-    mut connection: Connection<D>,
-    ended: &Result<(), BatchError>,
-) -> Option<Connection<D>> {
-    if ended.as_ref().is_err_and(|error| !error.is_of_a_living_connection()) {
+async fn roll_back<D: Dialect>(mut connection: Connection<D>, error: &BatchError) -> Option<Connection<D>> {
+    if !error.is_of_a_living_connection() {
         return None;
     }
     let rollback = Statement::new("ROLLBACK");
     let rolled_back = within::<D, _>(CONNECT_DEADLINE, D::execute(&mut connection, &rollback)).await;
     matches!(rolled_back, Ok(Ok(_))).then_some(connection)
+}
+
+/// How long it is asked what became of these. What a holder wrote for as long as it is one: its turn goes on if that is known in
+/// time, and is interrupted if not.
+fn patience(pulse: &Pulse, jobs: &[Job]) -> Duration {
+    let held = jobs.iter().any(|job| job.write.epoch.is_some());
+    match pulse.alive_until().filter(|_| held) {
+        Some(until) => until.saturating_duration_since(Instant::now().into()).clamp(PATIENCE, HELD_PATIENCE),
+        None => PATIENCE,
+    }
 }
 
 async fn connect<D: Dialect>(shared: &Shared<D>) -> Result<Connection<D>, BatchError> {

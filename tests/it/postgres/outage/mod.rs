@@ -3,7 +3,9 @@
 //!
 //! Short by default; `OSTLER_OUTAGE_SECONDS` asks for more.
 
+mod answers;
 mod disconnects;
+mod network;
 mod server;
 mod turns;
 
