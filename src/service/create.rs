@@ -15,7 +15,7 @@ use crate::domain::session::{Session, SessionState, Transition};
 use crate::domain::turn::{Ordinal, Prompt, Turn};
 use crate::harness::Harness;
 use crate::ids::{SessionId, SessionKey, mint_run_id};
-use crate::store::{Change, Commit, TurnWrite};
+use crate::store::{Change, Commit, StoreError, TurnWrite};
 
 /// What a caller may say about a new session.
 #[derive(Clone, Debug, Default)]
@@ -89,8 +89,10 @@ impl Service {
         change.once = once.map(|once| once.row(&effect, at));
         fault::point("create.before");
         if let Err(error) = self.commit_new(change).await {
-            // Nothing was made; so no directory is left either.
-            workspace::erase(&self.options, &view.session, true).await;
+            // Where nothing was made, no directory is left either. Where nobody knows, somebody may be at work in it by now.
+            if !matches!(error, ServiceError::Store(StoreError::Unknown(_))) {
+                workspace::erase(&self.options, &view.session, true).await;
+            }
             return Err(error);
         }
         fault::point("create.committed");

@@ -69,6 +69,21 @@ async fn f02_a_session_of_which_nobody_could_learn_whether_it_was_made_is_made_o
     log(&api, &session).await;
 }
 
+/// Another replica finds the session and works in its directory while the first still asks what became of it.
+#[tokio::test]
+async fn a_session_of_which_one_replica_could_not_learn_whether_it_was_made_keeps_its_files() {
+    let (fleet, proxy) = far(Fleet::of(2).with(LONG)).await;
+    let (far, near) = (fleet.api(0), fleet.api(1));
+    let creating = far.post("/v1/sessions", body("/write kept hello\n/tool free {}"));
+    let ((), refused) = tokio::join!(proxy.lose_answer_and_cut("COMMIT"), creating);
+    refused.problem(503, "storage_unavailable");
+    let session = id(&near.get("/v1/sessions").await.expect(200)["data"][0]);
+    near.until_status(&session, "idle").await;
+    assert_eq!(std::fs::read_to_string(fleet.home().workspace(&session).join("kept")).unwrap(), "hello");
+    assert_eq!((fleet.home().effects(&session, "prompt"), fleet.home().effects(&session, "tool")), (1, 2));
+    assert!(fleet.home().state_dir(&session).is_dir());
+}
+
 #[tokio::test]
 async fn words_whose_answer_is_lost_are_neither_lost_nor_said_twice() {
     let (fleet, proxy) = far(Fleet::of(1).with(LONG)).await;
