@@ -4,6 +4,7 @@ mod approvals;
 mod events;
 mod keys;
 mod leases;
+mod lent;
 mod once;
 mod open;
 mod replicas;
@@ -23,6 +24,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use self::keys::ApiKey;
+use self::lent::Lent;
 pub use self::open::{Instance, Location, Migrations, StoreOptions, guarded, open, read_schema};
 use super::dialect::{Dialect, Record, Statement};
 use super::hints::Incoming;
@@ -74,18 +76,13 @@ impl<D: Dialect> SqlStore<D> {
     }
 
     async fn fetch_from(&self, pool: &Pool<D::Database>, statement: Statement) -> Result<Vec<Record>> {
-        let mut connection = pool.acquire().await?;
+        let mut connection = Lent::from(pool).await?;
         if !D::SHARED {
             return Ok(D::fetch(&mut connection, &statement).await?);
         }
-        match tokio::time::timeout(READ_DEADLINE, D::fetch(&mut connection, &statement)).await {
-            Ok(rows) => Ok(rows?),
-            Err(_) => {
-                // Whoever is at the other end does not answer: nobody is to borrow this connection again.
-                connection.close_on_drop();
-                Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into())
-            }
-        }
+        let late = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
+        let read = tokio::time::timeout(READ_DEADLINE, D::fetch(&mut connection, &statement));
+        Ok(read.await.map_err(late)??)
     }
 
     async fn fetch_one(&self, statement: Statement) -> Result<Option<Record>> {
@@ -104,12 +101,8 @@ impl<D: Dialect> SqlStore<D> {
             return self.run([statement]).await.map(|written| written.changed);
         };
         let run = async {
-            let mut connection = heart.acquire().await?;
-            let ran = D::execute(&mut connection, &statement).await;
-            if ran.is_err() {
-                connection.close_on_drop();
-            }
-            Ok(ran?)
+            let mut connection = Lent::from(heart).await?;
+            Ok(D::execute(&mut connection, &statement).await?)
         };
         let late = |_| StoreError::from(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
         tokio::time::timeout(self.replica_ttl.unwrap_or(READ_DEADLINE) / 3, run).await.map_err(late)?

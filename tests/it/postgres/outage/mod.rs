@@ -6,6 +6,7 @@
 mod answers;
 mod disconnects;
 mod network;
+mod pool;
 mod server;
 mod turns;
 
