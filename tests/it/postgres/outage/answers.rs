@@ -142,6 +142,6 @@ async fn words_of_which_nobody_could_learn_whether_they_are_kept_are_not_said_tw
     let row = api.until_status(&session, "idle").await;
     assert_eq!(row["turn"]["status"], "interrupted");
     let said = words(&log(&api, &session).await);
-    assert!(said.len() > 3 && tokens(1000).starts_with(&said), "{said}");
+    assert!(!said.is_empty() && tokens(1000).starts_with(&said), "{said}");
     assert_eq!(api.prompt(&session, "/recall").await["text"], "x");
 }
