@@ -2,6 +2,7 @@
 
 mod cluster;
 mod fleet;
+mod migrations;
 mod outage;
 mod pool;
 mod proxy;

@@ -43,7 +43,7 @@ fn id(value: &Value) -> String {
 }
 
 /// That much time passes: it is what the fault is made of.
-async fn lasts(time: Duration) {
+pub async fn lasts(time: Duration) {
     tokio::time::sleep(time).await;
 }
 
