@@ -153,7 +153,8 @@ fn make_private_directory(path: &Path) -> Result<(), StartError> {
 /// it exists.
 fn write_secret(path: &Path, secret: &str) -> Result<bool, StartError> {
     let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
+    // Not the process's number: in containers that share the directory, all have the same.
+    beside.push(format!(".{}", hex(&random_key()?)));
     let beside = PathBuf::from(beside);
     let write = || {
         let mut file =
