@@ -15,6 +15,7 @@ use super::wakeup::Wakeups;
 use crate::ids::{ReplicaId, SessionKey};
 
 const CHANNEL: &str = "ostler_hints";
+pub(super) const NOTIFY: &str = "SELECT pg_notify($1, message) FROM UNNEST($2) AS message";
 /// The shortest time between two batches.
 const GAP: Duration = Duration::from_millis(20);
 /// How long a lost connection is left alone.
@@ -121,11 +122,7 @@ async fn say(
             Some(connection) => connection,
             None => options.connect().await?,
         };
-        sqlx::query("SELECT pg_notify($1, message) FROM UNNEST($2) AS message")
-            .bind(CHANNEL)
-            .bind(messages)
-            .execute(&mut connection)
-            .await?;
+        sqlx::query(NOTIFY).bind(CHANNEL).bind(messages).execute(&mut connection).await?;
         Ok(connection)
     };
     let late = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());

@@ -37,6 +37,8 @@ pub use self::seal::{Seal, SealError};
 pub use self::sql::{
     ApiKey, Instance, Location, Migrations, SqlStore, StoreOptions, guarded, open, read_schema,
 };
+#[doc(hidden)]
+pub use self::sql::{Planned, plan_every_statement};
 pub use self::wakeup::{Published, Subscription};
 pub use self::writer::WriterStats;
 use crate::clock::Timestamp;

@@ -32,7 +32,7 @@ const HAS_ITS_PLACE: &[(&str, &[&str])] = &[
     ("reqwest::", &["cli"]),
 ];
 
-fn sources(directory: &Path) -> Vec<PathBuf> {
+pub(super) fn sources(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -45,7 +45,7 @@ fn sources(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
@@ -54,12 +54,12 @@ fn room(path: &Path) -> String {
     first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
 }
 
-fn is_test(path: &Path) -> bool {
+pub(super) fn is_test(path: &Path) -> bool {
     path.components().any(|part| matches!(part.as_os_str().to_str(), Some("tests" | "tests.rs" | "stub.rs")))
 }
 
 /// The code of a file without its comments and without the test module at its end.
-fn code(path: &Path) -> String {
+pub(super) fn code(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap();
     let text = text.split("#[cfg(test)]\nmod ").next().unwrap();
     text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")

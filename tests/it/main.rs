@@ -25,6 +25,7 @@ mod real_codex;
 mod scope;
 mod sessions;
 mod startup;
+mod statements;
 mod storage;
 mod store_contract;
 mod stream;

@@ -2,6 +2,7 @@
 //! called, how many rows go in with one statement. Everything above speaks [`Statement`]s and [`Record`]s. The module is private:
 //! `pub` here means the store.
 
+mod plan;
 mod postgres;
 mod sqlite;
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use sqlx::migrate::Migrate;
 use sqlx::{AssertSqlSafe, Database, SqlSafeStr};
 
+pub use self::plan::{Bound, Form, Plans};
 pub use self::postgres::Postgres;
 pub use self::sqlite::Sqlite;
 
@@ -76,12 +78,6 @@ impl Statement {
     pub(super) fn bind(mut self, value: impl Into<Value>) -> Self {
         self.binds.push(value.into());
         self
-    }
-
-    /// The question how this one would be answered.
-    #[cfg(test)]
-    pub(super) fn explained(&self) -> Self {
-        Self::assembled(format!("EXPLAIN QUERY PLAN {}", self.words()), self.binds.clone())
     }
 
     /// The words, without the values.

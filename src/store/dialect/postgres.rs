@@ -13,6 +13,14 @@ use super::{Connection, Dialect, EventRow, Record, Statement, Value, dialect_io}
 #[derive(Debug)]
 pub struct Postgres;
 
+pub(super) const INSERT_EVENTS: &str = "INSERT INTO events (session_key, seq, turn, at, kind, data)
+    SELECT e.session_key,
+        CASE WHEN e.epoch IS NULL OR e.epoch =
+            (SELECT s.lease_epoch FROM agent_harness_sessions s WHERE s.session_key = e.session_key)
+        THEN e.seq END,
+        e.turn, e.at, e.kind, e.data
+    FROM UNNEST($1, $2, $3, $4, $5, $6, $7) AS e (session_key, seq, turn, at, kind, data, epoch)";
+
 impl Dialect for Postgres {
     type Database = sqlx::Postgres;
     const BEGIN: &'static str = "BEGIN";
@@ -67,25 +75,17 @@ impl Dialect for Postgres {
     }
 
     async fn insert_events(connection: &mut Connection<Self>, rows: &[EventRow]) -> sqlx::Result<()> {
-        sqlx::query::<sqlx::Postgres>(
-            "INSERT INTO events (session_key, seq, turn, at, kind, data)
-             SELECT e.session_key,
-                CASE WHEN e.epoch IS NULL OR e.epoch =
-                    (SELECT s.lease_epoch FROM agent_harness_sessions s WHERE s.session_key = e.session_key)
-                THEN e.seq END,
-                e.turn, e.at, e.kind, e.data
-             FROM UNNEST($1, $2, $3, $4, $5, $6, $7) AS e (session_key, seq, turn, at, kind, data, epoch)",
-        )
-        .bind(rows.iter().map(|row| row.session_key).collect::<Vec<_>>())
-        .bind(rows.iter().map(|row| row.seq).collect::<Vec<_>>())
-        .bind(rows.iter().map(|row| row.turn).collect::<Vec<_>>())
-        .bind(rows.iter().map(|row| row.at).collect::<Vec<_>>())
-        .bind(rows.iter().map(|row| row.kind).collect::<Vec<_>>())
-        .bind(rows.iter().map(|row| holdable(&row.data)).collect::<Vec<_>>())
-        .bind(rows.iter().map(|row| row.epoch).collect::<Vec<_>>())
-        .execute(connection)
-        .await
-        .map(drop)
+        sqlx::query::<sqlx::Postgres>(INSERT_EVENTS)
+            .bind(rows.iter().map(|row| row.session_key).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.seq).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.turn).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.at).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.kind).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| holdable(&row.data)).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.epoch).collect::<Vec<_>>())
+            .execute(connection)
+            .await
+            .map(drop)
     }
 }
 
@@ -131,8 +131,8 @@ impl Kind {
 
 /// One statement that does what many of the same words do, from arrays instead of values.
 #[derive(Debug, PartialEq, Eq)]
-struct Together {
-    sql: String,
+pub(super) struct Together {
+    pub(super) sql: String,
     kinds: Vec<Kind>,
     /// It returns the place, from 1, of each of the many that changed a row.
     tells_which: bool,
@@ -147,7 +147,7 @@ fn rows(kinds: &[Kind]) -> String {
 }
 
 /// Two shapes are known: `UPDATE … SET … WHERE …`, and `INSERT INTO … VALUES (…)` without more. Others are run one by one.
-fn together(statement: &Statement) -> Option<Together> {
+pub(super) fn together(statement: &Statement) -> Option<Together> {
     let words = statement.words();
     let kinds: Vec<Kind> = statement.binds.iter().map(Kind::of).collect();
     let taken = words.replace('$', "v.p");

@@ -11,6 +11,14 @@ use super::{Connection, Dialect, EventRow, Record, Statement, Value, dialect_io}
 #[derive(Debug)]
 pub struct Sqlite;
 
+pub(super) const INSERT_EVENTS: &str = "INSERT INTO events (session_key, seq, turn, at, kind, data)
+    SELECT value ->> 0,
+        CASE WHEN value ->> 6 IS NULL OR value ->> 6 =
+            (SELECT s.lease_epoch FROM agent_harness_sessions s WHERE s.session_key = value ->> 0)
+        THEN value ->> 1 END,
+        value ->> 2, value ->> 3, value ->> 4, value ->> 5
+    FROM json_each($1)";
+
 impl Dialect for Sqlite {
     type Database = sqlx::Sqlite;
     // A deferred transaction that turns to writing fails at once when another has written since, whatever the busy timeout.
@@ -43,16 +51,7 @@ impl Dialect for Sqlite {
         };
         let rows = serde_json::to_string(&rows.iter().map(tuple).collect::<Vec<_>>());
         let rows = rows.map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
-        let statement = Statement::new(
-            "INSERT INTO events (session_key, seq, turn, at, kind, data)
-             SELECT value ->> 0,
-                CASE WHEN value ->> 6 IS NULL OR value ->> 6 =
-                    (SELECT s.lease_epoch FROM agent_harness_sessions s WHERE s.session_key = value ->> 0)
-                THEN value ->> 1 END,
-                value ->> 2, value ->> 3, value ->> 4, value ->> 5
-             FROM json_each($1)",
-        );
-        Self::execute(connection, &statement.bind(rows)).await.map(drop)
+        Self::execute(connection, &Statement::new(INSERT_EVENTS).bind(rows)).await.map(drop)
     }
 }
 

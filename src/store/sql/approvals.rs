@@ -98,7 +98,11 @@ pub(super) fn write(
     }
 }
 
-fn insert(session: SessionKey, owner: Option<&(String, String)>, a: &Approval) -> Result<Statement> {
+pub(super) fn insert(
+    session: SessionKey,
+    owner: Option<&(String, String)>,
+    a: &Approval,
+) -> Result<Statement> {
     Ok(Statement::new(
         "INSERT INTO approvals (id, session_key, org_id, owner_id, session_id, run_id, turn_ordinal, turn_id, native_id,
             tool, title, kind, input, input_digest, options, status, decision, option_id, reason, edited_input, decided_by,
@@ -136,7 +140,7 @@ fn insert(session: SessionKey, owner: Option<&(String, String)>, a: &Approval) -
 }
 
 /// The condition is the second wall behind the session's version: what was decided or dispatched is not so once more.
-fn update(a: &Approval) -> Result<Statement> {
+pub(super) fn update(a: &Approval) -> Result<Statement> {
     Ok(Statement::new(
         "UPDATE approvals SET status = $2, decision = $3, option_id = $4, reason = $5, edited_input = $6, decided_by = $7,
             decided_at = $8, dispatched_at = $9, delivered_at = $10

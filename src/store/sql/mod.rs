@@ -1,6 +1,7 @@
 //! The store on a SQL database: one file per concern, SQL beside its binds.
 
 mod approvals;
+mod catalogue;
 mod events;
 mod keys;
 mod leases;
@@ -23,9 +24,12 @@ use sqlx::Pool;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub use self::catalogue::Planned;
 pub use self::keys::ApiKey;
 use self::lent::Lent;
-pub use self::open::{Instance, Location, Migrations, StoreOptions, guarded, open, read_schema};
+pub use self::open::{
+    Instance, Location, Migrations, StoreOptions, guarded, open, plan_every_statement, read_schema,
+};
 use super::dialect::{Dialect, Record, Statement};
 use super::hints::Incoming;
 use super::migrate;
@@ -385,6 +389,3 @@ impl<D: Dialect> Store for SqlStore<D> {
 fn page_of<T>(rows: Vec<Record>, limit: i64, read: impl Fn(Record) -> Result<T>) -> Result<Page<T>> {
     Ok(Page::of(rows.into_iter().map(read).collect::<Result<_>>()?, limit))
 }
-
-#[cfg(test)]
-mod tests;

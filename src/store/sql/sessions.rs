@@ -225,7 +225,7 @@ fn sealed(seal: &Seal, org: &str, id: &SessionId, state: &Json) -> Result<Vec<u8
     Ok(seal.seal(org, id, text.as_bytes())?)
 }
 
-fn insert(new: &NewSession) -> Result<Statement> {
+pub(super) fn insert(new: &NewSession) -> Result<Statement> {
     let s = &new.session;
     let (turn_seconds, approval_seconds) = limit_columns(s.limits);
     Ok(Statement::new(
@@ -291,7 +291,7 @@ impl Assignments {
     }
 }
 
-fn update(
+pub(super) fn update(
     key: SessionKey,
     version: i64,
     epoch: Option<i64>,

@@ -64,7 +64,7 @@ pub(super) fn write(session: SessionKey, write: TurnWrite) -> Result<Statement> 
     }
 }
 
-fn insert(session: SessionKey, turn: &Turn, urgent: bool) -> Result<Statement> {
+pub(super) fn insert(session: SessionKey, turn: &Turn, urgent: bool) -> Result<Statement> {
     Ok(Statement::new(
         "INSERT INTO turns (session_key, ordinal, id, prompt, status, urgent, input_tokens, output_tokens, usage_complete,
             rehydrated, metadata, traceparent, created_at)
@@ -85,7 +85,7 @@ fn insert(session: SessionKey, turn: &Turn, urgent: bool) -> Result<Statement> {
     .bind(turn.created_at))
 }
 
-fn update(session: SessionKey, set: TurnSet) -> Statement {
+pub(super) fn update(session: SessionKey, set: TurnSet) -> Statement {
     let mut binds: Vec<Value> = Vec::new();
     let mut sql = String::from("UPDATE turns SET ");
     let mut assign = |column: &'static str, value: Value| {

@@ -221,14 +221,17 @@ impl<'a> Batch<'a> {
         if let Some(last) = last {
             return Ok(last);
         }
-        let question =
-            Statement::new("SELECT MAX(seq) AS last FROM events WHERE session_key = $1").bind(session);
-        let rows = D::fetch(connection, &question).await?;
+        let rows = D::fetch(connection, &last_seq(session)).await?;
         match rows.first().and_then(|row| row.get("last")) {
             Some(Value::Int(Some(last))) => Ok(*last),
             _ => Ok(0),
         }
     }
+}
+
+/// The last seq of a session's log, as the table has it.
+pub(in crate::store) fn last_seq(session: SessionKey) -> Statement {
+    Statement::new("SELECT MAX(seq) AS last FROM events WHERE session_key = $1").bind(session)
 }
 
 /// The writes that have a step in this round, those whose steps have the same words together, in the order of their coming.

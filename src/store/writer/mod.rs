@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub(super) use self::batch::last_seq;
+pub(super) use self::settle::event_at;
 use super::dialect::{Connection, Dialect, Record, Statement};
 use super::hints::Outgoing;
 use super::pulse::Pulse;

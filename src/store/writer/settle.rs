@@ -96,13 +96,15 @@ async fn is_kept_now<D: Dialect>(other: &mut Connection<D>, rows: &[EventRow]) -
     }
 }
 
+pub(in crate::store) fn event_at(session_key: i64, seq: i64) -> Statement {
+    Statement::new("SELECT turn, at, kind, data FROM events WHERE session_key = $1 AND seq = $2")
+        .bind(session_key)
+        .bind(seq)
+}
+
 /// The place alone says nothing: where this batch failed, another process may have written there.
 async fn is_there<D: Dialect>(other: &mut Connection<D>, evidence: &EventRow) -> sqlx::Result<bool> {
-    let question =
-        Statement::new("SELECT turn, at, kind, data FROM events WHERE session_key = $1 AND seq = $2")
-            .bind(evidence.session_key)
-            .bind(evidence.seq);
-    let found = D::fetch(other, &question).await?;
+    let found = D::fetch(other, &event_at(evidence.session_key, evidence.seq)).await?;
     let is = |column: &str, value: &Value| {
         found.first().and_then(|row| row.get(column)).is_some_and(|found| found == value)
     };

@@ -5,6 +5,7 @@ mod lock;
 mod postgres;
 mod sqlite;
 
+use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
@@ -21,6 +22,7 @@ pub use self::postgres::guarded;
 use super::super::dialect::{Connection, Dialect, Postgres, Record, Sqlite};
 use super::super::migrate::{Schema, migrate, schema};
 use super::super::{OpenError, Seal, SharedStore};
+use super::catalogue::{Planned, plan_all};
 use super::replicas;
 use crate::ids::ReplicaId;
 
@@ -137,6 +139,20 @@ pub async fn read_schema(location: &Location) -> Result<Schema, OpenError> {
         }
         Location::Postgres(options) => Ok(schema::<Postgres>(&mut options.connect().await?).await?),
     }
+}
+
+/// The plans of all statements of the program on a migrated database, where none of them is run. For a test.
+///
+/// # Errors
+/// When the database cannot be opened.
+pub async fn plan_every_statement(location: &Location) -> Result<Vec<Planned>, Box<dyn Error>> {
+    Ok(match location {
+        Location::Sqlite(path) => {
+            let options = sqlite::connect_options(path)?.create_if_missing(false);
+            plan_all::<Sqlite>(&mut options.connect().await?).await?
+        }
+        Location::Postgres(options) => plan_all::<Postgres>(&mut options.connect().await?).await?,
+    })
 }
 
 fn unusable(path: &Path, error: &std::io::Error) -> OpenError {
