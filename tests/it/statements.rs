@@ -34,6 +34,9 @@ const FOUND_BY: &[(&str, &str, &str)] = &[
     ("approvals::list org, pending", "approvals_pending", "approvals_pending"),
     ("approvals::list own, pending", "approvals_pending", "approvals_pending"),
     ("approvals::list own", "approvals_of_owner", "approvals_of_owner"),
+    ("approvals::list org, session", "approvals_of_session", "approvals_of_session"),
+    ("approvals::list own, session", "approvals_of_session", "approvals_of_session"),
+    ("approvals::list own, everything", "approvals_of_session", "approvals_of_session"),
     ("approvals::list_open", "approvals_open", "approvals_open"),
     ("approvals::list_expired", "approvals_expiring", "approvals_expiring"),
     ("events::bounds", "sqlite_autoindex_events_1", "events_pkey"),
@@ -242,7 +245,7 @@ async fn what_is_asked_for_a_caller_names_the_org_and_where_it_is_one_owners_the
         }
         for Planned { name, sql, .. } in planned.iter().filter(|planned| maker(planned) == function.name) {
             let names = |forms: &[&str]| forms.iter().any(|form| sql.contains(form));
-            assert!(names(&["org_id = $", "org_id IN ($"]), "{name} is for any org:\n{sql}");
+            assert!(names(&["org_id = $", "org_id || '' = $"]), "{name} is for any org:\n{sql}");
             of_org += 1;
             if scoped && name.contains(" own") {
                 let forms = ["owner_id = $", "owner_id = COALESCE($", "owner_id || '' = $"];

@@ -34,10 +34,12 @@ pub(super) fn find(scope: &Scope, approval: &ApprovalId) -> Statement {
 
 pub(super) fn list(scope: &Scope, filter: &ApprovalFilter, page: &PageRequest<ApprovalId>) -> Statement {
     let mut conditions = Conditions::new(select_approval!(""));
-    conditions.and("a.org_id = ?", scope.org());
-    // What waits is rare, and found by its index; see the same of sessions.
-    let waits = filter.status == Some(ApprovalStatus::Pending);
-    let owner_is = if waits { "a.owner_id || '' = ?" } else { "a.owner_id = ?" };
+    // What waits is rare, and so is what one session asked: both have their index; see the same of sessions.
+    let of_session = filter.session_id.is_some();
+    let rare = of_session || filter.status == Some(ApprovalStatus::Pending);
+    let org_is = if of_session { "a.org_id || '' = ?" } else { "a.org_id = ?" };
+    let owner_is = if rare { "a.owner_id || '' = ?" } else { "a.owner_id = ?" };
+    conditions.and(org_is, scope.org());
     for owner in [scope.owner(), filter.owner.as_deref()].into_iter().flatten() {
         conditions.and(owner_is, owner);
     }

@@ -221,6 +221,7 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
         approvals::list(own, &ApprovalFilter::default(), &before(approval_id.clone())) "own, on";
         approvals::list(org, pending, &first()) "org, pending";
         approvals::list(own, pending, &first()) "own, pending";
+        approvals::list(org, of_session, &first()) "org, session";
         approvals::list(own, of_session, &first()) "own, session";
         approvals::list(own, of_all, &before(approval_id.clone())) "own, everything";
         approvals::list_open(key);
