@@ -13,6 +13,9 @@ const FOUND_BY: &[(&str, &str, &str)] = &[
     ("sessions::find own, by run", "sessions_run", "sessions_run"),
     ("sessions::find_by_key", "INTEGER PRIMARY KEY", "agent_harness_sessions_pkey"),
     ("sessions::find_by_approval", "sqlite_autoindex_approvals_1", "approvals_pkey"),
+    ("sessions::list org", "sessions_of_org", "sessions_of_org"),
+    ("sessions::list org, on", "sessions_of_org", "sessions_of_org"),
+    ("sessions::list org, idle", "sessions_of_status", "sessions_of_status|sessions_of_org"),
     ("sessions::list own", "sessions_of_owner", "sessions_of_owner"),
     ("sessions::list own, on", "sessions_of_owner", "sessions_of_owner"),
     ("sessions::list org, running", "sessions_of_status", "sessions_of_status"),
@@ -33,6 +36,7 @@ const FOUND_BY: &[(&str, &str, &str)] = &[
     ),
     ("approvals::list org, pending", "approvals_pending", "approvals_pending"),
     ("approvals::list own, pending", "approvals_pending", "approvals_pending"),
+    ("approvals::list org", "approvals_of_org", "approvals_of_org"),
     ("approvals::list own", "approvals_of_owner", "approvals_of_owner"),
     ("approvals::list org, session", "approvals_of_session", "approvals_of_session"),
     ("approvals::list own, session", "approvals_of_session", "approvals_of_session"),
@@ -47,6 +51,8 @@ const FOUND_BY: &[(&str, &str, &str)] = &[
     ("leases::heads", "INTEGER PRIMARY KEY", "agent_harness_sessions_pkey"),
     ("once::find", "sqlite_autoindex_idempotency_keys_1", "idempotency_keys_pkey"),
     ("once::purge", "idempotency_keys_age", "idempotency_keys_age"),
+    ("keys::list", "api_keys_of_org", "api_keys_of_org"),
+    ("keys::list on", "api_keys_of_org", "api_keys_of_org"),
     ("keys::find", "sqlite_autoindex_api_keys_1", "api_keys_pkey"),
     ("tickets::take 1", "sqlite_autoindex_event_tickets_1", "event_tickets_pkey"),
     ("writer::last_seq", "sqlite_autoindex_events_1", "events_pkey"),
@@ -245,7 +251,10 @@ async fn what_is_asked_for_a_caller_names_the_org_and_where_it_is_one_owners_the
         }
         for Planned { name, sql, .. } in planned.iter().filter(|planned| maker(planned) == function.name) {
             let names = |forms: &[&str]| forms.iter().any(|form| sql.contains(form));
-            assert!(names(&["org_id = $", "org_id || '' = $"]), "{name} is for any org:\n{sql}");
+            assert!(
+                names(&["org_id = $", "org_id IN ($", "org_id || '' = $"]),
+                "{name} is for any org:\n{sql}"
+            );
             of_org += 1;
             if scoped && name.contains(" own") {
                 let forms = ["owner_id = $", "owner_id = COALESCE($", "owner_id || '' = $"];

@@ -37,7 +37,10 @@ pub(super) fn list(scope: &Scope, filter: &ApprovalFilter, page: &PageRequest<Ap
     // What waits is rare, and so is what one session asked: both have their index; see the same of sessions.
     let of_session = filter.session_id.is_some();
     let rare = of_session || filter.status == Some(ApprovalStatus::Pending);
-    let org_is = if of_session { "a.org_id || '' = ?" } else { "a.org_id = ?" };
+    let (org_is, order) = match of_session {
+        true => ("a.org_id || '' = ?", "a.id"),
+        false => ("a.org_id IN (?, ?)", "a.org_id DESC, a.id"),
+    };
     let owner_is = if rare { "a.owner_id || '' = ?" } else { "a.owner_id = ?" };
     conditions.and(org_is, scope.org());
     for owner in [scope.owner(), filter.owner.as_deref()].into_iter().flatten() {
@@ -62,7 +65,7 @@ pub(super) fn list(scope: &Scope, filter: &ApprovalFilter, page: &PageRequest<Ap
     if let Some(before) = &page.before {
         conditions.and("a.id < ?", before.as_str());
     }
-    conditions.page("a.id", page.limit)
+    conditions.page(order, page.limit)
 }
 
 pub(super) fn list_open(session: SessionKey) -> Statement {

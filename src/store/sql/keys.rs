@@ -85,11 +85,11 @@ pub(super) fn find(key: &KeyId) -> Statement {
 
 pub(super) fn list(org: &str, page: &PageRequest<KeyId>) -> Statement {
     let mut conditions = Conditions::new(select_key!(""));
-    conditions.and("k.org_id = ?", org);
+    conditions.and("k.org_id IN (?, ?)", org);
     if let Some(before) = &page.before {
         conditions.and("k.id < ?", before.as_str());
     }
-    conditions.page("k.id", page.limit)
+    conditions.page("k.org_id DESC, k.id", page.limit)
 }
 
 /// The first end counts; a second changes nothing but still finds the row.

@@ -73,6 +73,10 @@ pub(super) fn find_by_approval(approval: &ApprovalId) -> Statement {
 }
 
 /// Conditions that are put together from the fragments of this file; values are always bound.
+///
+/// A list of an org is `org_id IN (?, ?)`, twice the same, in the order of `org_id, id`. Of an org that is *equal* to something
+/// PostgreSQL knows that it does not matter for the order; then the ids alone are in order as well, and it likes to go through those
+/// of all orgs from the newest on, leaving out all that others have made since.
 pub(super) struct Conditions {
     sql: String,
     binds: Vec<Value>,
@@ -108,7 +112,7 @@ impl Conditions {
 
 pub(super) fn list(scope: &Scope, filter: &SessionFilter, page: &PageRequest<SessionId>) -> Statement {
     let mut conditions = Conditions::new(select_session!(""));
-    conditions.and("s.org_id = ?", scope.org());
+    conditions.and("s.org_id IN (?, ?)", scope.org());
     let status = match filter.needs_approval {
         Some(true) => Some(SessionStatus::AwaitingApproval),
         _ => filter.status,
@@ -147,7 +151,7 @@ pub(super) fn list(scope: &Scope, filter: &SessionFilter, page: &PageRequest<Ses
     if let Some(before) = &page.before {
         conditions.and("s.id < ?", before.as_str());
     }
-    conditions.page("s.id", page.limit)
+    conditions.page("s.org_id DESC, s.id", page.limit)
 }
 
 pub(super) fn find_resume_state(session: SessionKey) -> Statement {
