@@ -105,6 +105,17 @@ impl Fleet {
         self.take(i).terminate().await
     }
 
+    /// SIGTERM; it goes down in its own time.
+    #[track_caller]
+    pub fn begin_end(&self, i: usize) {
+        signal(self.replica(i).pid(), Signal::TERM);
+    }
+
+    /// Returns when it has gone down; how it ended.
+    pub async fn ended(&mut self, i: usize) -> std::process::ExitStatus {
+        self.take(i).ended().await
+    }
+
     /// Returns when it has died by itself.
     pub async fn wait_dead(&mut self, i: usize) {
         self.take(i).wait_dead().await;

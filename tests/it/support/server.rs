@@ -241,8 +241,13 @@ impl Server {
     }
 
     /// SIGTERM, and returns its exit status.
-    pub async fn terminate(mut self) -> std::process::ExitStatus {
+    pub async fn terminate(self) -> std::process::ExitStatus {
         signal(self.pid(), Signal::TERM);
+        self.ended().await
+    }
+
+    /// Returns its exit status when it has ended.
+    pub async fn ended(mut self) -> std::process::ExitStatus {
         within("the service to end", self.child.wait()).await.unwrap()
     }
 }
