@@ -22,6 +22,7 @@ mod deployment;
 mod idempotency;
 mod postgres;
 mod real_codex;
+mod replicas;
 mod scope;
 mod sessions;
 mod startup;
