@@ -1,7 +1,10 @@
-//! Several replicas on one database: who holds a session and what becomes of it when the holder is lost.
+//! Several replicas on one database: who holds a session and what becomes of it when the holder is lost, commands that come to a
+//! replica that does not hold their session, and handing over in order.
 //!
-//! Short by default; the environment asks for more: `OSTLER_IDLE_SESSIONS`.
+//! Short by default; the environment asks for more: `OSTLER_RACES`, `OSTLER_IDLE_SESSIONS`, `OSTLER_DECISIONS`,
+//! `OSTLER_CUTS`, `OSTLER_WISHES`.
 
+mod commands;
 mod ownership;
 
 use std::collections::HashSet;
