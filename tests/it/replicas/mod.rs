@@ -6,6 +6,7 @@
 
 mod commands;
 mod ownership;
+mod streams;
 
 use std::collections::HashSet;
 use std::time::Duration;
