@@ -5,6 +5,7 @@
 //! `OSTLER_CUTS`, `OSTLER_WISHES`.
 
 mod commands;
+mod handover;
 mod ownership;
 mod streams;
 

@@ -1,0 +1,122 @@
+//! Replicas that go down in order: what they held goes on elsewhere, without waiting for anything to run out.
+
+use std::collections::BTreeSet;
+
+use reqwest::Method;
+use serde_json::json;
+
+use super::{
+    ASKS, LONG, assert_nothing_ran_twice, begin, create_at, effects_of, ended, id, idle_at, listed, one_log,
+    poll, queue, turn,
+};
+use crate::chaos::clients::Crowd;
+use crate::support::api::Api;
+use crate::support::fleet::Fleet;
+use crate::support::within;
+
+/// Whether a replica takes requests; one that goes down refuses connections, or says so.
+async fn takes_requests(api: &Api) -> bool {
+    let request = api.anonymous().request(Method::GET, "/readyz").send();
+    match within("an answer, or none", request).await {
+        Ok(answer) if answer.status() == 200 => true,
+        Ok(answer) => {
+            assert_eq!(answer.status(), 503);
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// How many sessions are held by anybody but that replica.
+async fn held_elsewhere(fleet: &Fleet, i: usize) -> i64 {
+    let sql =
+        "SELECT COUNT(*) FROM agent_harness_sessions s WHERE s.lease_holder IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM replicas r WHERE r.id = s.lease_holder AND split_part(r.instance, ' ', 1) = $1)";
+    let mut connection = fleet.home().postgres().unwrap().connect().await;
+    sqlx::query_scalar(sql).bind(format!("r{i}")).fetch_one(&mut connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn f51_a_replica_that_goes_down_hands_everything_over_without_a_lease_running_out() {
+    let mut fleet = Fleet::of(2).with(LONG).with(&["--shutdown-grace-seconds", "5"]).start().await;
+    let (leaving, other) = (fleet.api(0), fleet.api(1));
+    let idle = idle_at(&fleet, 0).await;
+    let waiting = create_at(&fleet, 0, ASKS).await;
+    let busy = idle_at(&fleet, 0).await;
+    let at_work = begin(&leaving, &busy, "/say working\n/hang").await;
+    let queued = queue(&other, &busy, "/tool later {}").await;
+    let short = idle_at(&fleet, 0).await;
+    let nearly_done = begin(&leaving, &short, "/say on\n/sleep 500\n/tool soon {}").await;
+    let mut stream = leaving.follow(&busy, "").await;
+    stream.until("text.delta").await;
+    fleet.begin_end(0);
+    poll("it to take nothing new", async || (!takes_requests(&leaving).await).then_some(())).await;
+    // The grace is for what works; what waits goes on elsewhere meanwhile.
+    let asked = (id(&waiting), id(&waiting["turn"]));
+    other.decide(&id(&waiting["pending_approval"]), "approve").await.expect(200);
+    assert_eq!(ended(&other, &asked.0, &asked.1).await["text"], "done");
+    let row = other.until_status(&idle, "stopped").await;
+    assert_eq!((row["stop_cause"].as_str(), row["live"].as_bool()), (Some("shutdown"), Some(false)));
+    let recalled = other.prompt(&idle, "/recall").await;
+    assert_eq!((recalled["text"].as_str(), recalled["rehydrated"].as_bool()), (Some("blue"), Some(true)));
+    assert_eq!(ended(&other, &short, &nearly_done).await["status"], "completed");
+    assert_eq!(turn(&other, &busy, &at_work).await["status"], "running", "all of it within the grace");
+    assert_eq!(ended(&other, &busy, &at_work).await["status"], "interrupted");
+    assert_eq!(ended(&other, &busy, &queued).await["status"], "completed");
+    while stream.next().await.is_some() {}
+    let retries = stream.asides.iter().filter(|aside| aside.starts_with("retry")).count();
+    assert_eq!(retries, 2, "one at the beginning, one at the end: {:?}", stream.asides);
+    let status = fleet.ended(0).await;
+    assert!(status.success(), "{status}");
+    assert_eq!(held_elsewhere(&fleet, 1).await, 0);
+    let left: Vec<_> = listed(&fleet).await.into_iter().filter(|(instance, ..)| instance == "r0").collect();
+    assert!(left.iter().all(|(_, state, held)| (&**state, *held) == ("left", 0)), "{left:?}");
+    assert_eq!(effects_of(&fleet, &asked.0, &asked.1), ["prompt", "decision", "tool", "tool"]);
+    assert_eq!(effects_of(&fleet, &busy, &at_work), ["prompt"]);
+    assert_eq!(effects_of(&fleet, &busy, &queued), ["prompt", "tool"]);
+    assert_eq!(effects_of(&fleet, &short, &nearly_done), ["prompt", "tool"]);
+    for session in [&idle, &asked.0, &busy, &short] {
+        one_log(&fleet, &[1], session).await;
+        assert_nothing_ran_twice(&fleet, session);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f40_replicas_that_are_restarted_one_after_the_other_under_load_lose_and_interrupt_nothing() {
+    let mut fleet = Fleet::of(3).with(LONG).with(&["--shutdown-grace-seconds", "30"]).start().await;
+    let crowd = Crowd::new((0..fleet.len()).map(|i| fleet.api(i)).collect());
+    let mut clients: Vec<_> = (0..3).map(|n| tokio::spawn(crowd.clone().talk(n))).collect();
+    clients.extend((0..2).map(|n| tokio::spawn(crowd.clone().decide(n))));
+    clients.extend((0..2).map(|_| tokio::spawn(crowd.clone().read())));
+    for i in 0..fleet.len() {
+        assert!(fleet.terminate(i).await.success());
+        fleet.restart(i).await;
+        // The new one has work before the next one goes.
+        create_at(&fleet, i, "/say x").await;
+    }
+    crowd.end();
+    for client in clients {
+        within("a client to finish", client).await.unwrap();
+    }
+    let acknowledged = crowd.take_acknowledged();
+    println!("{} prompts, {} decisions", acknowledged.prompts.len(), acknowledged.decisions.len());
+    assert!(!acknowledged.prompts.is_empty() && !acknowledged.decisions.is_empty());
+    let api = fleet.api(0);
+    for (session, turn) in &acknowledged.prompts {
+        let row = ended(&api, session, turn).await;
+        assert_eq!(row["status"], "completed", "{row}");
+        let prompts = effects_of(&fleet, session, turn).into_iter().filter(|kind| kind == "prompt");
+        assert_eq!(prompts.count(), 1, "{row}");
+    }
+    for (approval, decision) in &acknowledged.decisions {
+        let row = api.get(&format!("/v1/approvals/{approval}")).await.expect(200);
+        assert_eq!(row["decision"], **decision);
+        assert!(row["delivered_at"].is_string(), "{row}");
+    }
+    let sessions: BTreeSet<&String> = acknowledged.prompts.iter().map(|(session, _)| session).collect();
+    for session in sessions {
+        one_log(&fleet, &[0, 1, 2], session).await;
+        assert_nothing_ran_twice(&fleet, session);
+    }
+    assert_eq!(api.get("/v1/sessions?status=running").await.expect(200)["data"], json!([]));
+}
