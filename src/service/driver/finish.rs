@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Driver;
-use super::review::{Step, next_step};
+use super::review::{Posture, Step, next_step};
 use crate::domain::session::{SessionState, StopCause, Wish};
 use crate::domain::turn::TurnEnd;
 use crate::harness::HarnessEvent;
@@ -126,15 +126,11 @@ impl Driver {
         Ok(true)
     }
 
-    /// The service goes down while a question waits: a later process will be told the answer.
+    /// The service goes down while a question waits: a later process will be told the answer. What is left is to let go.
     pub(super) async fn suspend(&mut self) -> ServiceResult<()> {
         self.save_state().await?;
         self.stop_harness().await;
         self.work = None;
-        let service = Arc::clone(&self.service);
-        let _guard = service.locks.lock(self.live.key).await;
-        self.release().await?;
-        service.live.let_go(&self.live);
         Ok(())
     }
 
@@ -142,22 +138,19 @@ impl Driver {
     pub(super) async fn leave(&mut self) -> ServiceResult<bool> {
         let service = Arc::clone(&self.service);
         let _guard = service.locks.lock(self.live.key).await;
-        let rows = self.read().await?;
-        let posture = self.posture(&rows.session);
-        if next_step(&rows.session, &rows.open, posture) != Step::Leave {
-            return Ok(false);
+        let posture = self.posture(&self.read().await?.session);
+        let left = self
+            .commit_locked(|change, rows| {
+                let restores_exactly = service.restores_exactly(&rows.session);
+                let step = next_step(&rows.session, &rows.open, Posture { restores_exactly, ..posture });
+                // Another process may have wished for something while this was on its way: nobody else would hear of it.
+                change.set.release = step == Step::Leave;
+                Ok(change.set.release.then_some(()))
+            })
+            .await?;
+        if left.is_some() {
+            service.live.let_go(&self.live);
         }
-        self.release().await?;
-        service.live.let_go(&self.live);
-        Ok(true)
-    }
-
-    async fn release(&mut self) -> ServiceResult<()> {
-        self.commit_locked(|change, _| {
-            change.set.release = true;
-            Ok(Some(()))
-        })
-        .await
-        .map(drop)
+        Ok(left.is_some())
     }
 }

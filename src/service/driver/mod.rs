@@ -145,7 +145,7 @@ impl Driver {
                         return Ok(());
                     }
                 }
-                Step::Suspend => return self.suspend().await,
+                Step::Suspend => self.suspend().await?,
                 Step::Leave => {
                     if self.leave().await? {
                         return Ok(());

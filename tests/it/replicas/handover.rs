@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::json;
 
 use super::{
-    ASKS, LONG, assert_nothing_ran_twice, begin, create_at, effects_of, ended, id, idle_at, listed, one_log,
-    poll, queue, turn,
+    ASKS, LONG, assert_nothing_ran_twice, begin, create_at, effects_of, ended, id, idle_at, listed, number,
+    one_log, poll, queue, turn,
 };
 use crate::chaos::clients::Crowd;
 use crate::support::api::Api;
@@ -78,6 +79,32 @@ async fn f51_a_replica_that_goes_down_hands_everything_over_without_a_lease_runn
     for session in [&idle, &asked.0, &busy, &short] {
         one_log(&fleet, &[1], session).await;
         assert_nothing_ran_twice(&fleet, session);
+    }
+}
+
+#[tokio::test]
+async fn f49_a_wish_that_meets_a_handover_comes_about() {
+    let mut fleet = Fleet::of(2).with(LONG).start().await;
+    let mut sessions = Vec::new();
+    for _ in 0..number("OSTLER_WISHES", 40) {
+        sessions.push(id(&create_at(&fleet, 0, ASKS).await));
+    }
+    let other = fleet.api(1);
+    fleet.begin_end(0);
+    // Each at some moment before, while or after its holder lets it go.
+    let wishes = sessions.iter().enumerate().map(|(n, session)| {
+        let (other, verb) = (other.clone(), if n % 2 == 0 { "stop" } else { "cancel" });
+        async move { other.post(&format!("/v1/sessions/{session}/{verb}"), json!({})).await }
+    });
+    for (n, answer) in join_all(wishes).await.into_iter().enumerate() {
+        let row = answer.expect(200);
+        assert_eq!(row["status"], if n % 2 == 0 { "stopped" } else { "idle" }, "{row}");
+        assert_eq!(row["turn"]["status"], "cancelled");
+    }
+    assert!(fleet.ended(0).await.success());
+    for session in &sessions {
+        one_log(&fleet, &[1], session).await;
+        assert_eq!(other.prompt(session, "/recall").await["text"], "blue");
     }
 }
 
