@@ -172,7 +172,7 @@ impl Tail {
     }
 
     /// What there is after the cursor: from the channel's memory, which is shared, else from the table.
-    async fn look(&self) -> ServiceResult<Vec<Arc<Published>>> {
+    async fn look(&mut self) -> ServiceResult<Vec<Arc<Published>>> {
         // A memory that reaches back to the cursor and has nothing after it: nothing is published that was not seen, and
         // what is published next rings.
         if let Some(remembered) = self.ear.remembered_after(self.cursor) {
@@ -182,6 +182,8 @@ impl Tail {
         if page.events.is_empty() && self.cursor + 1 < page.first_seq {
             return Err(ServiceError::CursorExpired { first_seq: page.first_seq });
         }
+        // A log that has lost its end is that of a session that was purged, its last events before they were shown here.
+        self.may_be_over |= page.last_seq < self.cursor;
         Ok(page.events.into_iter().map(|event| Arc::new(Published::new(event))).collect())
     }
 

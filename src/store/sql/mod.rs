@@ -309,8 +309,12 @@ impl<D: Dialect> Store for SqlStore<D> {
                 self.wakeups.wake_foreign(*key, Some(*last));
             }
         }
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let now: HashMap<SessionKey, i64> = heads.iter().map(|(key, version, _)| (*key, *version)).collect();
+        // Who listens to a session that was purged learns it by looking, and from nothing else.
+        for gone in keys.iter().filter(|key| !now.contains_key(*key)) {
+            self.wakeups.wake_foreign(*gone, None);
+        }
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *seen, now);
         let is_new = |(key, version, _): &(SessionKey, i64, i64)| before.get(key) != Some(version);
         Ok(heads.into_iter().filter(is_new).map(|(key, ..)| key).filter(|key| held.contains(key)).collect())

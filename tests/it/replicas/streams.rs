@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{LONG, create_at, id, idle_at, number, one_log, prompts};
+use super::{LONG, begin, create_at, id, idle_at, number, one_log, poll, prompts};
 use crate::support::api::Api;
 use crate::support::fleet::Fleet;
 use crate::support::sse::{Events, Frame};
@@ -127,6 +127,44 @@ async fn f41_a_reader_that_is_moved_between_replicas_sees_each_event_once() {
 #[tokio::test]
 async fn f41_a_reader_that_is_moved_between_replicas_sees_each_event_once_without_hints_as_well() {
     wander("off").await;
+}
+
+/// A session is purged at one replica while it is followed, and waited for, at another that looks only when all is gone.
+async fn purge_while_followed(hints: &str) {
+    let mut fleet = fleet(hints).await;
+    let session = idle_at(&fleet, 0).await;
+    begin(&fleet.api(0), &session, "/say on\n/hang").await;
+    let mut streams = Vec::new();
+    for i in 0..3 {
+        let mut stream = fleet.api(i).follow(&session, "").await;
+        stream.until("text.delta").await;
+        streams.push(stream);
+    }
+    let (slow, path) = (fleet.api(2), prompts(&session));
+    let body = json!({"prompt": "/say x", "when_busy": "queue"});
+    let waiting = tokio::spawn(async move { slow.post_and_wait(&path, body).await });
+    poll("the prompt to be taken", async || {
+        (fleet.api(1).session(&session).await["queued_turns"] == 1).then_some(())
+    })
+    .await;
+    fleet.stop(2);
+    fleet.api(1).delete(&format!("/v1/sessions/{session}?purge=true")).await.expect(204);
+    fleet.cont(2);
+    for stream in streams {
+        // Whether the last events were still there to be shown is a matter of luck; that no more are to come is not.
+        stream.all().await;
+    }
+    waiting.await.unwrap().problem(404, "not_found");
+}
+
+#[tokio::test]
+async fn a_stream_elsewhere_ends_when_its_session_is_purged() {
+    purge_while_followed("on").await;
+}
+
+#[tokio::test]
+async fn a_stream_elsewhere_ends_when_its_session_is_purged_without_hints_as_well() {
+    purge_while_followed("off").await;
 }
 
 #[tokio::test]
