@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::rows::Rows;
-use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView};
+use super::turn_end::Ending;
+use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView, fault};
+use crate::domain::approval::ApprovalStatus;
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, Wish};
-use crate::domain::turn::Ordinal;
+use crate::domain::turn::{Ordinal, TurnEnd};
 use crate::store::{Change, SessionRef};
 
 /// What came of a wish: the session as it is now, and whether what was wished has come about.
@@ -50,21 +51,32 @@ impl Service {
         once: Option<OnceRequest>,
     ) -> ServiceResult<Option<Ordinal>> {
         let _guard = self.locks.lock(found.key).await;
-        let (session, turn) = self
-            .change(found.key, |Rows { session, .. }| {
+        let (session, (turn, ended)) = self
+            .change(found.key, |rows| {
+                let session = &rows.session;
                 if matches!(session.state, SessionState::Destroyed { .. }) {
                     return Err(ServiceError::SessionDestroyed(session.id.clone()));
                 }
-                let Some(turn) = session.state.turn() else {
-                    return Ok((self.remember_only(session, once.as_ref()), None));
+                let Some(turn) = rows.current_turn() else {
+                    return Ok((self.remember_only(session, once.as_ref()), (None, false)));
                 };
                 let mut change = self.remember(session, once.as_ref());
-                if session.wish.is_none() {
+                let ends = session.wish.is_none() && session.holder.is_none();
+                if ends {
+                    // There is nobody to wish it of.
+                    let (end, close_as) = (TurnEnd::Cancelled, ApprovalStatus::Cancelled);
+                    let ending = Ending { turn, end, text: None, usage: None, open: &rows.open, close_as };
+                    ending.apply(&mut change, session, rows.next_after(turn.ordinal))?;
+                } else if session.wish.is_none() {
                     change.set.wish = Some(Some(Wish::Cancel));
                 }
-                Ok((Some(change), Some(turn)))
+                Ok((Some(change), (Some(turn.ordinal), ends)))
             })
             .await?;
+        fault::point("wish.committed");
+        if ended {
+            self.count_turn(&TurnEnd::Cancelled);
+        }
         if turn.is_some() {
             self.ensure_driver(&session);
         }

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::rows::Rows;
-use super::{Service, ServiceResult, workspace};
+use super::turn_end::end_all_turns;
+use super::{Service, ServiceResult, fault, workspace};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, Transition, Wish};
+use crate::domain::turn::TurnEnd;
 use crate::store::{Change, SessionRef};
 
 impl Service {
@@ -43,28 +45,26 @@ impl Service {
 
     async fn wish_destroyed(self: &Arc<Self>, found: &Session) -> ServiceResult<()> {
         let _guard = self.locks.lock(found.key).await;
-        let (session, wished) = self
-            .change(found.key, |Rows { session, .. }| {
-                let mut change = Change::of(session, self.clock.now());
-                match &session.state {
-                    SessionState::Destroyed { .. } => Ok((None, false)),
-                    SessionState::Running { .. } | SessionState::AwaitingApproval { .. } => {
-                        change.set.wish = Some(Some(Wish::Destroy));
-                        Ok((Some(change), true))
-                    }
-                    SessionState::Idle | SessionState::Stopped { .. } | SessionState::Errored { .. }
-                        if session.holder.is_some() =>
-                    {
-                        change.set.wish = Some(Some(Wish::Destroy));
-                        Ok((Some(change), true))
-                    }
-                    SessionState::Idle | SessionState::Stopped { .. } | SessionState::Errored { .. } => {
-                        destroyed(&mut change, session)?;
-                        Ok((Some(change), false))
-                    }
+        let (session, (wished, ended)) = self
+            .change(found.key, |Rows { session, open, queued }| {
+                if matches!(session.state, SessionState::Destroyed { .. }) {
+                    return Ok((None, (false, false)));
                 }
+                let mut change = Change::of(session, self.clock.now());
+                if session.holder.is_none() {
+                    // There is nobody to wish it of.
+                    let ended = end_all_turns(&mut change, session, open, queued, None, None);
+                    destroyed(&mut change, session)?;
+                    return Ok((Some(change), (false, ended)));
+                }
+                change.set.wish = Some(Some(Wish::Destroy));
+                Ok((Some(change), (true, false)))
             })
             .await?;
+        fault::point("wish.committed");
+        if ended {
+            self.count_turn(&TurnEnd::Cancelled);
+        }
         if wished {
             self.ensure_driver(&session);
         }

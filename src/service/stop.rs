@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use super::cancel::Wished;
 use super::rows::Rows;
-use super::{OnceRequest, Service, ServiceError, ServiceResult};
+use super::turn_end::end_all_turns;
+use super::{OnceRequest, Service, ServiceError, ServiceResult, fault};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, StopCause, Transition, Wish};
+use crate::domain::turn::TurnEnd;
 use crate::store::{Change, SessionRef};
 
 impl Service {
@@ -36,24 +38,32 @@ impl Service {
 
     async fn wish_stopped(self: &Arc<Self>, found: &Session, once: Option<OnceRequest>) -> ServiceResult<()> {
         let _guard = self.locks.lock(found.key).await;
-        let (session, wished) = self
-            .change(found.key, |Rows { session, .. }| match &session.state {
+        let (session, (wished, ended)) = self
+            .change(found.key, |Rows { session, open, queued }| match &session.state {
                 SessionState::Destroyed { .. } => Err(ServiceError::SessionDestroyed(session.id.clone())),
-                SessionState::Stopped { .. } => Ok((self.remember_only(session, once.as_ref()), false)),
-                SessionState::Idle | SessionState::Errored { .. } if session.holder.is_none() => {
-                    let mut change = self.remember(session, once.as_ref());
-                    stopped(&mut change, session, StopCause::User)?;
-                    Ok((Some(change), false))
+                SessionState::Stopped { .. } => {
+                    Ok((self.remember_only(session, once.as_ref()), (false, false)))
                 }
                 _ => {
                     let mut change = self.remember(session, once.as_ref());
-                    if session.wish != Some(Wish::Destroy) {
-                        change.set.wish = Some(Some(Wish::Stop));
+                    if session.wish == Some(Wish::Destroy) {
+                        return Ok((Some(change), (true, false)));
                     }
-                    Ok((Some(change), true))
+                    if session.holder.is_none() {
+                        // There is nobody to wish it of.
+                        let ended = end_all_turns(&mut change, session, open, queued, None, None);
+                        stopped(&mut change, session, StopCause::User)?;
+                        return Ok((Some(change), (false, ended)));
+                    }
+                    change.set.wish = Some(Some(Wish::Stop));
+                    Ok((Some(change), (true, false)))
                 }
             })
             .await?;
+        fault::point("wish.committed");
+        if ended {
+            self.count_turn(&TurnEnd::Cancelled);
+        }
         if wished {
             self.ensure_driver(&session);
         }

@@ -147,3 +147,32 @@ async fn f40_replicas_that_are_restarted_one_after_the_other_under_load_lose_and
     }
     assert_eq!(api.get("/v1/sessions?status=running").await.expect(200)["data"], json!([]));
 }
+
+#[tokio::test]
+async fn f49_a_wish_for_what_nobody_holds_comes_about_though_its_taker_dies() {
+    let mut fleet = Fleet::of(2).with(LONG).start().await;
+    let mut sessions = Vec::new();
+    for _ in 0..3 {
+        sessions.push(id(&create_at(&fleet, 0, ASKS).await));
+    }
+    let other = fleet.api(1);
+    for (session, (method, verb, status)) in sessions.iter().zip([
+        (Method::POST, "/stop", "stopped"),
+        (Method::POST, "/cancel", "idle"),
+        (Method::DELETE, "", "destroyed"),
+    ]) {
+        // It lets go of what waits, and starts again to die as soon as it has written a wish down.
+        assert!(fleet.terminate(0).await.success());
+        fleet.restart_with_fault(0, "wish.committed").await;
+        let wish = fleet.api(0).request(method, &format!("/v1/sessions/{session}{verb}")).json(&json!({}));
+        assert!(within("its end", wish.send()).await.is_err());
+        fleet.wait_dead(0).await;
+        let row = other.until_status(session, status).await;
+        assert_eq!((&row["turn"]["status"], &row["pending_approval"]), (&json!("cancelled"), &json!(null)));
+        one_log(&fleet, &[1], session).await;
+        fleet.restart(0).await;
+    }
+    for session in &sessions[..2] {
+        assert_eq!(other.prompt(session, "/recall").await["text"], "blue");
+    }
+}
