@@ -85,10 +85,8 @@ async fn f51_a_replica_that_goes_down_hands_everything_over_without_a_lease_runn
 #[tokio::test]
 async fn f49_a_wish_that_meets_a_handover_comes_about() {
     let mut fleet = Fleet::of(2).with(LONG).start().await;
-    let mut sessions = Vec::new();
-    for _ in 0..number("OSTLER_WISHES", 40) {
-        sessions.push(id(&create_at(&fleet, 0, ASKS).await));
-    }
+    let asking = (0..number("OSTLER_WISHES", 40)).map(|_| create_at(&fleet, 0, ASKS));
+    let sessions: Vec<String> = join_all(asking).await.iter().map(id).collect();
     let other = fleet.api(1);
     fleet.begin_end(0);
     // Each at some moment before, while or after its holder lets it go.
