@@ -15,7 +15,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("http", &["service", "domain", "ids", "clock"]),
     ("cli", &[]),
     ("config", &["http", "service", "store", "harness", "domain", "telemetry"]),
-    ("app", &["config", "http", "service", "store", "domain", "clock", "telemetry"]),
+    ("app", &["config", "http", "service", "store", "domain", "ids", "clock", "telemetry"]),
     ("operator", &["app", "config", "service", "store", "domain", "ids", "clock"]),
 ];
 

@@ -236,6 +236,7 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
         events::purge(at);
         keys::any();
         keys::insert(stored_key);
+        keys::insert_first(stored_key);
         keys::find(api_key);
         keys::list("o", &first());
         keys::list("o", &before(api_key.clone())) "on";
@@ -260,6 +261,7 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
         replicas::forget_old(D::NOW);
         replicas::list(D::NOW);
         replicas::agree("n", "v");
+        replicas::replace("n", "v", "w");
         replicas::count_up("n");
         replicas::agreed("n");
         tickets::insert(&[1], key, api_key, at);
