@@ -35,10 +35,16 @@ pub struct Home {
 }
 
 impl Home {
+    /// On a SQLite file.
     pub async fn open() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let options = StoreOptions::new(Location::Sqlite(directory.path().join("ostler.db")));
-        let store: SharedStore = store::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
+        Self::on(&options, directory).await
+    }
+
+    /// On a database that is opened that way.
+    pub async fn on(options: &StoreOptions, directory: TempDir) -> Self {
+        let store: SharedStore = store::open(options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
         let spec = KeySpec {
             org: ORG.to_owned(),
             owner: None,
@@ -60,19 +66,24 @@ impl Home {
 
     /// Sessions that are stored and that nobody has in hand.
     pub async fn sessions(&self, count: usize) -> Vec<Session> {
-        let mut sessions = Vec::new();
-        for _ in 0..count {
-            let session = session("alice");
-            assert_eq!(self.store.commit(Change::create(session.clone())).await.unwrap(), Commit::Done);
-            sessions.push(session);
-        }
-        sessions
+        sessions(&self.store, count).await
     }
 
     /// A request with the key.
     pub fn request(&self, method: &str, path: &str, body: Option<&serde_json::Value>) -> String {
         super::load::request(method, path, &self.token, body)
     }
+}
+
+/// Sessions that are stored and that nobody has in hand.
+pub async fn sessions(store: &SharedStore, count: usize) -> Vec<Session> {
+    let mut sessions = Vec::new();
+    for _ in 0..count {
+        let session = session("alice");
+        assert_eq!(store.commit(Change::create(session.clone())).await.unwrap(), Commit::Done);
+        sessions.push(session);
+    }
+    sessions
 }
 
 /// Serves on a free port for as long as the process lives.

@@ -75,25 +75,44 @@ pub async fn run() {
 }
 
 async fn group_floor(bare: &Arc<Floor>, time: Duration) -> Sample {
+    let group = bare.group.clone();
+    repeat(CALLERS, time, move |number| {
+        let group = group.clone();
+        async move { group.update(row_id(number)).await }
+    })
+    .await
+}
+
+/// So many callers, each of which does it again and again.
+pub async fn repeat<F: Future<Output = ()> + Send>(
+    callers: usize,
+    time: Duration,
+    act: impl Fn(usize) -> F + Clone + Send + 'static,
+) -> Sample {
     let watch = Watch::start();
     let end = Instant::now() + time;
-    let callers = (0..CALLERS).map(|number| {
-        let group = bare.group.clone();
+    let callers = (0..callers).map(|number| {
+        let act = act.clone();
         tokio::spawn(async move {
             let mut latencies = Vec::new();
             while Instant::now() < end {
                 let begun = Instant::now();
-                group.update(row_id(number)).await;
+                act(number).await;
                 latencies.push(micros(begun));
             }
             latencies
         })
     });
-    gather(watch, callers.collect()).await
+    let callers: Vec<_> = callers.collect();
+    let mut all = Vec::new();
+    for caller in callers {
+        all.extend(caller.await.unwrap());
+    }
+    watch.sample(all)
 }
 
 /// Each caller changes its own session, again and again.
-async fn commits(
+pub async fn commits(
     store: &SharedStore,
     sessions: &mut [Session],
     time: Duration,
@@ -129,14 +148,15 @@ fn now() -> Timestamp {
     Clock::System.now()
 }
 
-fn retitled(session: &mut Session) -> Change {
+/// A title that a person changes.
+pub fn retitled(session: &mut Session) -> Change {
     let mut change = Change::of(session, now());
     change.set.title = Some("A title that says a little more".to_owned());
     change
 }
 
 /// What a prompt writes.
-fn prompted(session: &mut Session) -> Change {
+pub fn prompted(session: &mut Session) -> Change {
     let at = now();
     session.turn_count += 1;
     let turn = turn(session.turn_count, at);
@@ -171,12 +191,4 @@ pub fn turn(ordinal: i64, at: Timestamp) -> Turn {
 
 pub fn micros(begun: Instant) -> u32 {
     u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX)
-}
-
-async fn gather(watch: Watch, callers: Vec<tokio::task::JoinHandle<Vec<u32>>>) -> Sample {
-    let mut all = Vec::new();
-    for caller in callers {
-        all.extend(caller.await.unwrap());
-    }
-    watch.sample(all)
 }
