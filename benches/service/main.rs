@@ -9,13 +9,15 @@
 //! process, this program again, over loopback and kept-alive connections: a plain writer of prepared requests that costs about as
 //! much for each kind. So the CPU time of this process is the server's, harness and drivers included, and the client's is not in
 //! it; but they share the cores, so rates over HTTP are rates of both. Measures at the store have their callers in this process,
-//! and so have their floors. Nothing runs in the background but what requests start: no recovery, no sweeper.
+//! and so have their floors. Nothing runs in the background but what requests start: no recovery, no sweeper; but where agents work, all does.
 //!
-//! Name parts to run only those: `cargo bench --bench service -- writes single reads tokens scale start`. Each measure takes
-//! `OSTLER_BENCH_SECONDS`, 3 where nothing is said.
+//! Name parts to run only those: `cargo bench --bench service -- writes single reads tokens scale start`
+//! are on SQLite; `pg-writes pg-http pg-hints pg-tokens`, together `postgres`, are on a PostgreSQL that is started for them, or on
+//! the one that `OSTLER_TEST_DATABASE_URL` names. Each measure takes `OSTLER_BENCH_SECONDS`, 3 where nothing is said.
 
 #![allow(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::panic,
     clippy::print_stdout,
     clippy::disallowed_methods,
@@ -25,11 +27,15 @@
 mod floor;
 mod home;
 mod load;
+mod postgres;
 mod reads;
 mod report;
 mod scale;
 mod single;
 mod start;
+#[path = "../../tests/it/support/mod.rs"]
+#[allow(dead_code, reason = "the tests need more of it")]
+mod support;
 mod tokens;
 mod writes;
 
@@ -38,7 +44,20 @@ use std::time::Duration;
 /// How often floor and service take turns.
 const ROUNDS: u32 = 5;
 
-const PARTS: [&str; 6] = ["writes", "single", "reads", "tokens", "scale", "start"];
+const PARTS: [&str; 10] = [
+    "writes",
+    "single",
+    "reads",
+    "tokens",
+    "scale",
+    "start",
+    "pg-writes",
+    "pg-http",
+    "pg-hints",
+    "pg-tokens",
+];
+/// All that begin with `pg-`.
+const POSTGRES: &str = "postgres";
 
 fn main() {
     // `cargo bench` adds a flag of its own.
@@ -47,9 +66,12 @@ fn main() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         return runtime.block_on(load::child());
     }
-    let chosen = |part: &str| names.is_empty() || names.iter().any(|name| name == part);
-    if let Some(unknown) = names.iter().find(|name| !PARTS.contains(&name.as_str())) {
-        println!("no part {unknown}: there are {}", PARTS.join(", "));
+    let chosen = |part: &str| {
+        let is = |name: &String| name == part || (name == POSTGRES && part.starts_with("pg-"));
+        names.is_empty() || names.iter().any(is)
+    };
+    if let Some(unknown) = names.iter().find(|name| *name != POSTGRES && !PARTS.contains(&name.as_str())) {
+        println!("no part {unknown}: there are {}, and {POSTGRES}", PARTS.join(", "));
         return;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -62,7 +84,11 @@ fn main() {
                 "reads" => reads::run().await,
                 "tokens" => tokens::run().await,
                 "scale" => scale::run().await,
-                _ => start::run().await,
+                "start" => start::run().await,
+                "pg-writes" => postgres::writes().await,
+                "pg-http" => postgres::http().await,
+                "pg-hints" => postgres::hints().await,
+                _ => postgres::tokens().await,
             }
         }
     });
