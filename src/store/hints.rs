@@ -85,7 +85,9 @@ pub(super) fn exchange(
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
     // Tells this process's own hints from those of others.
     let own = ReplicaId::mint().to_string();
-    let speaking = speak(options.clone(), Arc::clone(&waiting), own.clone());
+    // No hint is worth a disk's time, nor a lock on the queue of hints that is held for so long.
+    let speaking =
+        speak(options.clone().options([("synchronous_commit", "off")]), Arc::clone(&waiting), own.clone());
     let listening = listen(options, own, wakeups, sender);
     tokio::spawn(async move {
         tokio::select! {
