@@ -55,7 +55,7 @@ const FOUND_BY: &[(&str, &str, &str)] = &[
     ("keys::list on", "api_keys_of_org", "api_keys_of_org"),
     ("keys::find", "sqlite_autoindex_api_keys_1", "api_keys_pkey"),
     ("tickets::take 1", "sqlite_autoindex_event_tickets_1", "event_tickets_pkey"),
-    ("writer::last_seq", "sqlite_autoindex_events_1", "events_pkey"),
+    ("writer::last_seqs", "sqlite_autoindex_events_1", "events_pkey"),
 ];
 /// The same for what PostgreSQL does to many at once.
 const FOUND_BY_MANY: &[(&str, &str)] = &[

@@ -267,7 +267,7 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
         tickets::insert(&[1], key, api_key, at);
         tickets::take(&[1], at);
         tickets::purge(at);
-        writer::last_seq(key);
+        writer::last_seqs(&[key, SessionKey(2)], D::AMONG);
         writer::event_at(1, 5);
         migrate::applied();
     };

@@ -46,7 +46,7 @@ impl From<sqlx::Error> for BatchError {
 }
 
 /// Whether the connection was lost, or the database is going down: then it did not say what became of the statement.
-fn is_lost(error: &sqlx::Error) -> bool {
+pub(in crate::store) fn is_lost(error: &sqlx::Error) -> bool {
     match error.as_database_error() {
         Some(error) => error.code().is_some_and(|code| code.starts_with("57P") || code.starts_with("08")),
         None => matches!(
@@ -61,6 +61,10 @@ pub(super) struct Batch<'a> {
     jobs: &'a [Job],
     wakeups: &'a Wakeups,
     seqs: &'a mut HashMap<SessionKey, i64>,
+    /// The last seqs in the table, where it was asked.
+    asked: HashMap<SessionKey, i64>,
+    /// The last seqs that this very batch has given out: they are not in the table yet.
+    given: HashMap<SessionKey, i64>,
     rows: Vec<EventRow>,
     done: Done,
     begun: bool,
@@ -69,7 +73,17 @@ pub(super) struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     pub(super) fn new(jobs: &'a [Job], wakeups: &'a Wakeups, seqs: &'a mut HashMap<SessionKey, i64>) -> Self {
-        Self { jobs, wakeups, seqs, rows: Vec::new(), done: Done::default(), begun: false, committing: false }
+        Self {
+            jobs,
+            wakeups,
+            seqs,
+            asked: HashMap::new(),
+            given: HashMap::new(),
+            rows: Vec::new(),
+            done: Done::default(),
+            begun: false,
+            committing: false,
+        }
     }
 
     /// Whether what was sent last may have been the commit.
@@ -102,12 +116,13 @@ impl<'a> Batch<'a> {
             D::execute(connection, &Statement::new(D::BEGIN)).await?;
         }
         let outcomes = self.take_steps::<D>(connection, whole).await?;
+        self.ask_seqs::<D>(connection, &outcomes).await?;
         for (job, mut written) in self.jobs.iter().zip(outcomes) {
             if written.commit == Commit::Done {
                 if let Some(statement) = &job.write.returning {
                     written.rows = D::fetch(connection, statement).await?;
                 }
-                self.number::<D>(connection, &job.write).await?;
+                self.number::<D>(&job.write)?;
             }
             self.done.note(&job.write, written);
         }
@@ -181,57 +196,74 @@ impl<'a> Batch<'a> {
         Ok(outcomes)
     }
 
-    /// Gives a write's events their seqs.
-    async fn number<D: Dialect>(
+    /// Asks the table once for all last seqs that are not known. The rows of what was changed are locked by now, so that nobody
+    /// else appends to them.
+    async fn ask_seqs<D: Dialect>(
         &mut self,
         connection: &mut Connection<D>,
-        write: &Write,
+        outcomes: &[Written],
     ) -> Result<(), BatchError> {
+        let kept = self.jobs.iter().zip(outcomes).filter(|(_, written)| written.commit == Commit::Done);
+        let unknown = kept.filter_map(|(job, _)| {
+            let session = job.write.session.filter(|_| !job.write.events.is_empty())?;
+            self.known_seq::<D>(session, job.write.last_seq).is_none().then_some(session)
+        });
+        let unknown: HashSet<SessionKey> = unknown.collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let question = last_seqs(&unknown.into_iter().collect::<Vec<_>>(), D::AMONG);
+        for row in D::fetch(connection, &question).await? {
+            if let (Some(Value::Int(Some(key))), Some(Value::Int(Some(last)))) =
+                (row.get("session_key"), row.get("last"))
+            {
+                self.asked.insert(SessionKey(*key), *last);
+            }
+        }
+        Ok(())
+    }
+
+    /// The last seq of a session before a write; `None` where the table must be asked, and has not been or has nothing.
+    fn known_seq<D: Dialect>(&self, session: SessionKey, known: LastSeq) -> Option<i64> {
+        let of = |seqs: &HashMap<SessionKey, i64>| seqs.get(&session).copied();
+        let asked = || of(&self.asked);
+        match known {
+            LastSeq::None => Some(0),
+            LastSeq::Asked if D::SHARED => of(&self.given).or_else(asked),
+            LastSeq::Asked | LastSeq::Remembered => of(&self.given).or_else(|| of(self.seqs)).or_else(asked),
+        }
+    }
+
+    /// Gives a write's events their seqs.
+    fn number<D: Dialect>(&mut self, write: &Write) -> Result<(), BatchError> {
         let Some(session) = write.session.filter(|_| !write.events.is_empty()) else { return Ok(()) };
-        let mut last = self.last_seq::<D>(connection, session, write.last_seq).await?;
+        let mut last = self.known_seq::<D>(session, write.last_seq).unwrap_or(0);
         // A change has proved its right to write by its row; events alone must prove it when they are inserted.
         let epoch = write.epoch.filter(|_| write.steps.is_empty());
+        let heard = self.done.is_heard(session, self.wakeups);
         for event in &write.events {
             last += 1;
             let row = event_row(session, last, epoch, event)?;
-            if self.done.is_heard(session, self.wakeups) {
+            if heard {
                 self.done.hear(session, shown(&row, event));
             }
             self.rows.push(row);
         }
+        self.given.insert(session, last);
         self.seqs.insert(session, last);
         self.done.events += write.events.len();
         Ok(())
     }
-
-    async fn last_seq<D: Dialect>(
-        &mut self,
-        connection: &mut Connection<D>,
-        session: SessionKey,
-        known: LastSeq,
-    ) -> Result<i64, BatchError> {
-        // What this very batch has given out is not in the table yet.
-        let given = self.rows.iter().rev().find(|row| row.session_key == session.0).map(|row| row.seq);
-        let remembered = || self.seqs.get(&session).copied();
-        let last = match known {
-            LastSeq::None => Some(0),
-            LastSeq::Asked if D::SHARED => given,
-            LastSeq::Asked | LastSeq::Remembered => given.or_else(remembered),
-        };
-        if let Some(last) = last {
-            return Ok(last);
-        }
-        let rows = D::fetch(connection, &last_seq(session)).await?;
-        match rows.first().and_then(|row| row.get("last")) {
-            Some(Value::Int(Some(last))) => Ok(*last),
-            _ => Ok(0),
-        }
-    }
 }
 
-/// The last seq of a session's log, as the table has it.
-pub(in crate::store) fn last_seq(session: SessionKey) -> Statement {
-    Statement::new("SELECT MAX(seq) AS last FROM events WHERE session_key = $1").bind(session)
+/// The last seqs of some sessions' logs, as the table has them. `among` is the dialect's condition on a list of keys.
+pub(in crate::store) fn last_seqs(sessions: &[SessionKey], among: &'static str) -> Statement {
+    let sql = format!(
+        "SELECT s.session_key, (SELECT MAX(e.seq) FROM events e WHERE e.session_key = s.session_key) AS last
+         FROM agent_harness_sessions s WHERE s.session_key {among}"
+    );
+    let keys: Vec<String> = sessions.iter().map(ToString::to_string).collect();
+    Statement::assembled(sql, Vec::new()).bind(keys.join(","))
 }
 
 /// The writes that have a step in this round, those whose steps have the same words together, in the order of their coming.
@@ -272,7 +304,7 @@ pub(super) struct Done {
     pub(super) written: Vec<Written>,
     pub(super) events: usize,
     /// Events that somebody listens for, by session, in order.
-    heard: Vec<(SessionKey, Vec<Event>)>,
+    heard: HashMap<SessionKey, Vec<Event>>,
     /// Sessions with events that nobody listened for when they were written; by the commit somebody may.
     unheard: HashSet<SessionKey>,
     /// Sessions that were changed.
@@ -291,9 +323,9 @@ impl Done {
     }
 
     /// Tells who listens. Called after the commit.
-    pub(super) fn tell(&self, wakeups: &Wakeups) {
-        for (session, events) in &self.heard {
-            wakeups.publish(*session, events.clone());
+    pub(super) fn tell(&mut self, wakeups: &Wakeups) {
+        for (session, events) in self.heard.drain() {
+            wakeups.publish(session, events);
         }
         for session in &self.unheard {
             wakeups.wake(*session);
@@ -302,8 +334,8 @@ impl Done {
 
     /// Asked once for each session and batch: what a channel remembers has no hole.
     fn is_heard(&mut self, session: SessionKey, wakeups: &Wakeups) -> bool {
-        let known = self.heard.iter().any(|(heard, _)| *heard == session);
-        let heard = known || (!self.unheard.contains(&session) && wakeups.is_heard(session));
+        let heard = self.heard.contains_key(&session)
+            || (!self.unheard.contains(&session) && wakeups.is_heard(session));
         if !heard {
             self.unheard.insert(session);
         }
@@ -311,10 +343,7 @@ impl Done {
     }
 
     fn hear(&mut self, session: SessionKey, event: Event) {
-        match self.heard.iter_mut().find(|(heard, _)| *heard == session) {
-            Some((_, events)) => events.push(event),
-            None => self.heard.push((session, vec![event])),
-        }
+        self.heard.entry(session).or_default().push(event);
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub(super) use self::batch::last_seq;
+pub(super) use self::batch::last_seqs;
 pub(super) use self::settle::event_at;
 use super::dialect::{Connection, Dialect, Record, Statement};
 use super::hints::Outgoing;

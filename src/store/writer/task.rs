@@ -186,7 +186,7 @@ impl<D: Dialect> Task<D> {
         ended: Result<Done, BatchError>,
     ) -> Result<Vec<Written>, BatchError> {
         match ended {
-            Ok(done) => {
+            Ok(mut done) => {
                 self.connection = connection;
                 self.used = Instant::now();
                 self.count(begun.elapsed(), &done);
