@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpSocket;
 use tokio::process::{Child, Command};
 
 use super::api::Api;
@@ -24,14 +25,23 @@ pub struct Home {
     environment: Vec<(String, String)>,
 }
 
-/// A port where nothing listens, below those that the system hands out by itself: nobody else takes it meanwhile.
+/// A port where nothing listens, below those that the system hands out by itself, and which is nobody else's while this process
+/// lives, though other tests run beside it.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
+    static TAKEN: Mutex<Vec<TcpSocket>> = Mutex::new(Vec::new());
     // Two runs of the tests at the same time begin at different places.
     let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
-    std::iter::repeat_with(|| first + NEXT.fetch_add(1, Ordering::Relaxed))
-        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
-        .unwrap()
+    loop {
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed);
+        let place = TcpSocket::new_v4().unwrap();
+        // Only one socket can be bound like this; once it is, one that wants to listen there is let pass.
+        if place.bind((std::net::Ipv4Addr::LOCALHOST, port).into()).is_ok() {
+            place.set_reuseaddr(true).unwrap();
+            TAKEN.lock().unwrap().push(place);
+            return port;
+        }
+    }
 }
 
 /// A running service. Dropping it kills it, as a crash would.
