@@ -269,6 +269,7 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
         tickets::purge(at);
         writer::last_seqs(&[key, SessionKey(2)], D::AMONG);
         writer::event_at(1, 5);
+        writer::sign_of_life();
         migrate::applied();
     };
     Ok(catalogue.into_iter().flatten().collect())

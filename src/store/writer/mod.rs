@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub(super) use self::batch::last_seqs;
 pub(super) use self::settle::event_at;
+pub(super) use self::task::sign_of_life;
 use super::dialect::{Connection, Dialect, Record, Statement};
 use super::hints::Outgoing;
 use super::pulse::Pulse;

@@ -170,8 +170,7 @@ impl<D: Dialect> Task<D> {
             if !D::SHARED || self.used.elapsed() < RESTED {
                 return Ok(connection);
             }
-            let question = Statement::new("SELECT 1");
-            if let Ok(Ok(_)) = within::<D, _>(ASKED, D::execute(&mut connection, &question)).await {
+            if let Ok(Ok(_)) = within::<D, _>(ASKED, D::execute(&mut connection, &sign_of_life())).await {
                 return Ok(connection);
             }
         }
@@ -235,6 +234,11 @@ fn patience(pulse: &Pulse, jobs: &[Job]) -> Duration {
         Some(until) => until.saturating_duration_since(Instant::now().into()).clamp(PATIENCE, HELD_PATIENCE),
         None => PATIENCE,
     }
+}
+
+/// What a connection is asked to know whether it is well.
+pub(in crate::store) fn sign_of_life() -> Statement {
+    Statement::new("SELECT 1")
 }
 
 async fn connect<D: Dialect>(shared: &Shared<D>) -> Result<Connection<D>, BatchError> {
