@@ -132,7 +132,9 @@ async fn words_that_the_database_still_works_on_when_their_connection_is_lost_ar
 async fn words_of_which_nobody_could_learn_whether_they_are_kept_are_not_said_twice() {
     let (fleet, proxy) = far(Fleet::of(1).with(SHORT)).await;
     let api = fleet.api(0);
-    let session = id(&api.create_detached("/remember x\n/tokens 1000 100").await);
+    let session = id(&api.create("/remember x").await);
+    let path = format!("/v1/sessions/{session}/prompts");
+    api.post(&path, json!({"prompt": "/tokens 1000 100"})).await.expect(202);
     api.follow(&session, "").await.until("text.delta").await;
     proxy.lose_answer_and_cut("INSERT 0 ").await;
     // Longer than its lease.

@@ -53,7 +53,6 @@ async fn f53_after_a_storm_of_clients_that_disconnect_no_transaction_is_open_and
     });
     let answered = requests.buffer_unordered(8).filter(|answer| std::future::ready(answer.is_ok())).count();
     let answered = within("the storm", answered).await;
-    println!("{answered} of {REQUESTS} waited long enough for their answers");
     let database = fleet.home().postgres().unwrap();
     let mut beside = database.connect().await;
     within("what was begun to end", async {
@@ -62,6 +61,10 @@ async fn f53_after_a_storm_of_clients_that_disconnect_no_transaction_is_open_and
         }
     })
     .await;
+    let made = "SELECT count(*) - 20 FROM agent_harness_sessions";
+    let made: i64 = sqlx::query_scalar(made).fetch_one(&mut beside).await.unwrap();
+    println!("{answered} of {REQUESTS} waited for their answers; {made} sessions were made");
+    assert!(made > 0, "nobody went away while a request was at work: the storm has shown nothing");
     // More than there are connections, so that each is used.
     let mut acknowledged = Vec::new();
     let writes = futures_util::stream::iter(0..100)

@@ -28,7 +28,7 @@ const SHORT: &[&str] = &["--replica-ttl-seconds", "2"];
 
 /// How long the long faults last.
 fn seconds() -> Duration {
-    Duration::from_secs(count("OSTLER_OUTAGE_SECONDS", 6))
+    Duration::from_secs(count("OSTLER_OUTAGE_SECONDS", 4))
 }
 
 /// One replica that reaches the database by way of a proxy.

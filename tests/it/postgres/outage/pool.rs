@@ -65,7 +65,7 @@ async fn a_replica_whose_connections_are_all_stranded_stays_a_member_and_works_a
         sqlx::query_scalar::<_, String>(ids).fetch_one(&mut database.connect().await).await.unwrap()
     };
     let member = members().await;
-    lasts(Duration::from_secs(5)).await;
+    lasts(Duration::from_secs(3)).await;
     assert_eq!(members().await, member, "it lost its membership though the database answers");
     assert_eq!(api.prompt(&session, "/say y").await["text"], "y");
 }
