@@ -37,9 +37,18 @@ async fn held_elsewhere(fleet: &Fleet, i: usize) -> i64 {
     sqlx::query_scalar(sql).bind(format!("r{i}")).fetch_one(&mut connection).await.unwrap()
 }
 
+/// It went down in order, and left nothing to the other.
+async fn assert_gone(fleet: &mut Fleet) {
+    let status = fleet.ended(0).await;
+    assert!(status.success(), "{status}");
+    assert_eq!(held_elsewhere(fleet, 1).await, 0);
+    let left: Vec<_> = listed(fleet).await.into_iter().filter(|(instance, ..)| instance == "r0").collect();
+    assert!(left.iter().all(|(_, state, held)| (&**state, *held) == ("left", 0)), "{left:?}");
+}
+
 #[tokio::test]
-async fn f51_a_replica_that_goes_down_hands_everything_over_without_a_lease_running_out() {
-    let mut fleet = Fleet::of(2).with(LONG).with(&["--shutdown-grace-seconds", "5"]).start().await;
+async fn f51_what_waits_or_rests_is_handed_over_while_a_turn_still_has_its_grace() {
+    let mut fleet = Fleet::of(2).with(LONG).with(&["--shutdown-grace-seconds", "600"]).start().await;
     let (leaving, other) = (fleet.api(0), fleet.api(1));
     let idle = idle_at(&fleet, 0).await;
     let waiting = create_at(&fleet, 0, ASKS).await;
@@ -52,34 +61,47 @@ async fn f51_a_replica_that_goes_down_hands_everything_over_without_a_lease_runn
     stream.until("text.delta").await;
     fleet.begin_end(0);
     poll("it to take nothing new", async || (!takes_requests(&leaving).await).then_some(())).await;
-    // The grace is for what works; what waits goes on elsewhere meanwhile.
-    let asked = (id(&waiting), id(&waiting["turn"]));
+    while stream.next().await.is_some() {}
+    let retries = stream.asides.iter().filter(|aside| aside.starts_with("retry")).count();
+    assert_eq!(retries, 2, "one at the beginning, one at the end: {:?}", stream.asides);
+    let (asked, asking) = (id(&waiting), id(&waiting["turn"]));
     other.decide(&id(&waiting["pending_approval"]), "approve").await.expect(200);
-    assert_eq!(ended(&other, &asked.0, &asked.1).await["text"], "done");
+    assert_eq!(ended(&other, &asked, &asking).await["text"], "done");
     let row = other.until_status(&idle, "stopped").await;
     assert_eq!((row["stop_cause"].as_str(), row["live"].as_bool()), (Some("shutdown"), Some(false)));
     let recalled = other.prompt(&idle, "/recall").await;
     assert_eq!((recalled["text"].as_str(), recalled["rehydrated"].as_bool()), (Some("blue"), Some(true)));
     assert_eq!(ended(&other, &short, &nearly_done).await["status"], "completed");
-    assert_eq!(turn(&other, &busy, &at_work).await["status"], "running", "all of it within the grace");
-    assert_eq!(ended(&other, &busy, &at_work).await["status"], "interrupted");
+    // It is still there, and does what is wished of it.
+    assert_eq!(turn(&other, &busy, &at_work).await["status"], "running");
+    other.post(&format!("/v1/sessions/{busy}/cancel"), json!({})).await.expect(200);
+    assert_eq!(turn(&other, &busy, &at_work).await["status"], "cancelled");
     assert_eq!(ended(&other, &busy, &queued).await["status"], "completed");
-    while stream.next().await.is_some() {}
-    let retries = stream.asides.iter().filter(|aside| aside.starts_with("retry")).count();
-    assert_eq!(retries, 2, "one at the beginning, one at the end: {:?}", stream.asides);
-    let status = fleet.ended(0).await;
-    assert!(status.success(), "{status}");
-    assert_eq!(held_elsewhere(&fleet, 1).await, 0);
-    let left: Vec<_> = listed(&fleet).await.into_iter().filter(|(instance, ..)| instance == "r0").collect();
-    assert!(left.iter().all(|(_, state, held)| (&**state, *held) == ("left", 0)), "{left:?}");
-    assert_eq!(effects_of(&fleet, &asked.0, &asked.1), ["prompt", "decision", "tool", "tool"]);
+    assert_gone(&mut fleet).await;
+    assert_eq!(effects_of(&fleet, &asked, &asking), ["prompt", "decision", "tool", "tool"]);
     assert_eq!(effects_of(&fleet, &busy, &at_work), ["prompt"]);
     assert_eq!(effects_of(&fleet, &busy, &queued), ["prompt", "tool"]);
     assert_eq!(effects_of(&fleet, &short, &nearly_done), ["prompt", "tool"]);
-    for session in [&idle, &asked.0, &busy, &short] {
+    for session in [&idle, &asked, &busy, &short] {
         one_log(&fleet, &[1], session).await;
         assert_nothing_ran_twice(&fleet, session);
     }
+}
+
+#[tokio::test]
+async fn f51_a_turn_that_outlasts_its_grace_is_interrupted_and_the_next_one_runs_elsewhere() {
+    let mut fleet = Fleet::of(2).with(LONG).with(&["--shutdown-grace-seconds", "1"]).start().await;
+    let (leaving, other) = (fleet.api(0), fleet.api(1));
+    let busy = idle_at(&fleet, 0).await;
+    let at_work = begin(&leaving, &busy, "/say working\n/hang").await;
+    let queued = queue(&leaving, &busy, "/tool later {}").await;
+    fleet.begin_end(0);
+    assert_eq!(ended(&other, &busy, &at_work).await["status"], "interrupted");
+    assert_eq!(ended(&other, &busy, &queued).await["status"], "completed");
+    assert_gone(&mut fleet).await;
+    assert_eq!(effects_of(&fleet, &busy, &at_work), ["prompt"]);
+    assert_eq!(effects_of(&fleet, &busy, &queued), ["prompt", "tool"]);
+    one_log(&fleet, &[1], &busy).await;
 }
 
 #[tokio::test]

@@ -172,7 +172,7 @@ async fn f34_a_replica_that_was_frozen_past_its_time_does_nothing_more_for_what_
     // By the time it wakes, the sleep is over and many words are due: it would act on them at once.
     let talking = begin(&fleet.api(0), &talker, "/tokens 1000000 200").await;
     let asleep =
-        begin(&fleet.api(0), &sleeper, "/say on\n/sleep 2000\n/tool late {}\n/write late.txt x\n/say off")
+        begin(&fleet.api(0), &sleeper, "/say on\n/sleep 3000\n/tool late {}\n/write late.txt x\n/say off")
             .await;
     fleet.stop(0);
     let witness = fleet.api(1);
@@ -220,10 +220,10 @@ async fn cut_off(cut: impl AsyncFn(&Proxy)) {
     let url = proxy.url(plan.database());
     let fleet = plan.with_url_of(1, &url).start().await;
     let busy = idle_at(&fleet, 1).await;
-    // Due when the lease is another's.
-    let at_work = begin(&fleet.api(1), &busy, "/say working\n/sleep 6000\n/tool late {}").await;
     let waiting = create_at(&fleet, 1, ASKS).await;
     let before = replica(&fleet, 1).await;
+    // Due when the lease is another's.
+    let at_work = begin(&fleet.api(1), &busy, "/say working\n/sleep 8000\n/tool late {}").await;
     cut(&proxy).await;
     assert_eq!(ended(&fleet.api(0), &busy, &at_work).await["status"], "interrupted");
     fleet.api(1).anonymous().get("/readyz").await.problem(503, "storage_unavailable");
