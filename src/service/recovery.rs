@@ -89,12 +89,14 @@ impl Service {
     }
 
     async fn recover_or_say_why(self: &Arc<Self>, key: SessionKey, holder: Option<ReplicaId>) -> bool {
+        let replica = self.membership.term().replica;
         match self.recover(key, holder.as_ref()).await {
             Ok(recovered) => recovered,
             Err(error) => {
                 tracing::error!(session_key = key.0, error = chain(&error), "a session cannot be recovered");
-                if let Some(holder) = holder.filter(|holder| *holder == self.membership.term().replica) {
-                    self.abandoned.add(key, holder);
+                // It may have been claimed before it failed: then it is this replica's, and nobody else will look at it.
+                if holder.is_some() {
+                    self.abandoned.add(key, replica);
                 }
                 false
             }

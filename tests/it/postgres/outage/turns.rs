@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{SHORT, far, follow_through, id, lasts, log, seconds, until_well};
+use super::{LONG, SHORT, far, follow_through, id, lasts, log, seconds, until_well};
 use crate::support::fleet::Fleet;
+use crate::support::postgres::shared;
 use crate::support::processes::{eventually, of_agent};
+use crate::support::proxy::Proxy;
 
 const FAKE: &str = env!("CARGO_BIN_EXE_fake-acp-agent");
 
@@ -49,4 +51,25 @@ async fn f15_cut_off_for_longer_than_its_lease_a_turn_is_interrupted_its_agent_e
 async fn f35_without_a_word_for_longer_than_its_lease_a_turn_is_interrupted_its_agent_ended_and_nothing_hangs()
  {
     is_interrupted(true, Duration::from_secs(2)).await;
+}
+
+/// The session is the other replica's then, which does not know of it.
+#[tokio::test]
+async fn a_session_whose_takeover_nobody_learned_of_is_taken_care_of_all_the_same() {
+    let plan = Fleet::of(2).with(LONG);
+    let proxy = Proxy::start(shared().await);
+    let url = proxy.url(plan.database());
+    let mut fleet = plan.with_url_of(1, &url).start().await;
+    let session = id(&fleet.api(0).create_detached("/say on\n/hang").await);
+    fleet.api(0).follow(&session, "").await.until("text.delta").await;
+    fleet.kill(0).await;
+    let database = fleet.home().postgres().unwrap();
+    let gone = database.execute("UPDATE replicas SET expires_at = 0 WHERE instance LIKE 'r0 %'");
+    // The claim is the only transaction that the other one has to commit.
+    tokio::join!(proxy.lose_answer_and_cut("COMMIT"), gone);
+    // Longer than it asks what became of it.
+    lasts(Duration::from_secs(8)).await;
+    proxy.pass().await;
+    let row = fleet.api(1).until_status(&session, "idle").await;
+    assert_eq!(row["turn"]["status"], "interrupted");
 }
