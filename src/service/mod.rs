@@ -162,6 +162,8 @@ pub struct Service {
     tasks: TaskTracker,
     /// Sessions whose driver gave up under a lease that is still this replica's.
     abandoned: recovery::Abandoned,
+    /// Turns that nobody has taken up yet.
+    unclaimed: recovery::Unclaimed,
     /// Cancelled when the service begins to go down.
     closing: CancellationToken,
     /// Cancelled when it has gone down, and the store is about to close.
@@ -185,6 +187,7 @@ impl Service {
             counters: Counters::default(),
             tasks: TaskTracker::new(),
             abandoned: recovery::Abandoned::default(),
+            unclaimed: recovery::Unclaimed::default(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
         })

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use tokio::time::Instant;
 
 use super::destroy::destroyed;
 use super::rows::Rows;
@@ -28,6 +29,24 @@ const AT_ONCE: usize = 32;
 /// Events of a turn that are enough to see whether its harness put anything out: it begins with a few of ours, of this turn and of
 /// the conversation being taken up.
 const FIRST_EVENTS: i64 = 8;
+
+/// How long a turn without a holder is left to the replica that took it, which is about to claim it.
+const FIRST_REFUSAL: Duration = Duration::from_millis(500);
+
+/// Sessions with a turn and without a holder, and since when they have been seen so.
+#[derive(Debug, Default)]
+pub(super) struct Unclaimed(Mutex<HashMap<SessionKey, Instant>>);
+
+impl Unclaimed {
+    /// Notes those that are so now, and gives those that have been for long enough.
+    fn look(&self, now: &[SessionKey], patience: Duration) -> Vec<SessionKey> {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.retain(|key, _| now.contains(key));
+        let moment = Instant::now();
+        let is_due = |key: &&SessionKey| moment - *seen.entry(**key).or_insert(moment) >= patience;
+        now.iter().filter(is_due).copied().collect()
+    }
+}
 
 /// Sessions whose driver gave up under a lease that may still be valid: nobody else will take care of them.
 #[derive(Debug, Default)]
@@ -75,8 +94,13 @@ impl Service {
         }
         let stranded = self.store.list_stranded(PASS).await?;
         let abandoned = std::mem::take(&mut *self.abandoned.lock());
-        let stranded = stranded.into_iter().map(|stranded| (stranded.key, stranded.holder));
-        let all = stranded.chain(abandoned.into_iter().map(|(key, holder)| (key, Some(holder))));
+        let (held, unclaimed): (Vec<_>, Vec<_>) =
+            stranded.into_iter().partition(|stranded| stranded.holder.is_some());
+        let unclaimed: Vec<_> = unclaimed.into_iter().map(|stranded| stranded.key).collect();
+        let patience = if self.store.is_shared() { FIRST_REFUSAL } else { Duration::ZERO };
+        let unclaimed = self.unclaimed.look(&unclaimed, patience).into_iter().map(|key| (key, None));
+        let held = held.into_iter().map(|stranded| (stranded.key, stranded.holder));
+        let all = held.chain(unclaimed).chain(abandoned.into_iter().map(|(key, holder)| (key, Some(holder))));
         let recoveries = futures_util::stream::iter(all).map(|(key, holder)| {
             let this = Arc::clone(self);
             async move { this.recover_or_say_why(key, holder).await }
@@ -196,5 +220,22 @@ fn carry_out(change: &mut Change, rows: &Rows, plan: &RecoveryPlan) -> ServiceRe
             ending.apply(change, &rows.session, next)?;
             Ok(next.is_some())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_without_a_holder_is_left_for_a_while_to_the_one_who_took_it() {
+        let (unclaimed, key) = (Unclaimed::default(), SessionKey(1));
+        let look = |now: &[SessionKey]| unclaimed.look(now, FIRST_REFUSAL);
+        assert_eq!(look(&[key]), []);
+        tokio::time::advance(FIRST_REFUSAL).await;
+        assert_eq!(look(&[SessionKey(2), key]), [key]);
+        assert_eq!(look(&[]), [], "it was claimed meanwhile");
+        assert_eq!(look(&[key]), [], "and is seen anew");
+        assert_eq!(Unclaimed::default().look(&[key], Duration::ZERO), [key]);
     }
 }
