@@ -134,8 +134,9 @@ impl Subscription {
     pub fn remembered_after(&self, seq: i64) -> Option<Vec<Arc<Published>>> {
         let recent = lock(&self.channel.recent);
         let first = recent.front()?.event.seq;
-        (first <= seq + 1)
-            .then(|| recent.iter().filter(|published| published.event.seq > seq).cloned().collect())
+        // No hole: a seq says its place.
+        let known = usize::try_from(seq.saturating_add(1) - first).ok()?;
+        Some(recent.range(known.min(recent.len())..).cloned().collect())
     }
 }
 
