@@ -5,15 +5,16 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 
 use super::count;
-use crate::support::api::Api;
+use crate::replicas::{begin, idle_at};
 use crate::support::fleet::Fleet;
 
 const TTL: Duration = Duration::from_secs(3);
 const FLAGS: &[&str] = &["--replica-ttl-seconds", "3"];
 
-async fn hanging(api: &Api) -> String {
-    let session = api.create_detached("/say on\n/hang").await["id"].as_str().unwrap().to_owned();
-    api.follow(&session, "").await.until("text.delta").await;
+/// A session of that replica, and of no other that was faster to take it up, with a turn at work.
+async fn hanging(fleet: &Fleet, holder: usize) -> String {
+    let session = idle_at(fleet, holder).await;
+    begin(&fleet.api(holder), &session, "/say on\n/hang").await;
     session
 }
 
@@ -24,7 +25,7 @@ async fn a_killed_replicas_turn_ends_elsewhere_within_its_time_to_live_and_a_sec
     let mut took = Vec::new();
     for round in 0..rounds {
         let (victim, witness) = (round % 3, (round + 1) % 3);
-        let session = hanging(&fleet.api(victim)).await;
+        let session = hanging(&fleet, victim).await;
         let mut stream = fleet.api(witness).follow(&session, "?after=1").await;
         fleet.kill(victim).await;
         let killed = Instant::now();
@@ -48,7 +49,7 @@ async fn all_sessions_of_a_killed_replica_are_taken_over_in_one_pass() {
     let mut fleet = Fleet::of(2).with(FLAGS).start().await;
     let mut held = Vec::new();
     for _ in 0..sessions {
-        held.push(hanging(&fleet.api(0)).await);
+        held.push(hanging(&fleet, 0).await);
     }
     fleet.kill(0).await;
     let killed = Utc::now();

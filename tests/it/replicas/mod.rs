@@ -71,7 +71,7 @@ async fn create_at(fleet: &Fleet, i: usize, prompt: &str) -> Value {
 }
 
 /// A session that is held by that replica, has nothing to do, and remembers a word.
-async fn idle_at(fleet: &Fleet, i: usize) -> String {
+pub async fn idle_at(fleet: &Fleet, i: usize) -> String {
     id(&create_at(fleet, i, "/remember blue").await)
 }
 
@@ -80,7 +80,7 @@ fn prompts(session: &str) -> String {
 }
 
 /// Takes a prompt and gives its turn, which has begun to put out words.
-async fn begin(api: &Api, session: &str, prompt: &str) -> String {
+pub async fn begin(api: &Api, session: &str, prompt: &str) -> String {
     let after = api.session(session).await["last_event_seq"].clone();
     let turn = id(&api.post(&prompts(session), json!({"prompt": prompt})).await.expect(202));
     api.follow(session, &format!("?after={after}")).await.until("text.delta").await;
