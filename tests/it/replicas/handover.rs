@@ -196,3 +196,19 @@ async fn f49_a_wish_for_what_nobody_holds_comes_about_though_its_taker_dies() {
         assert_eq!(other.prompt(session, "/recall").await["text"], "blue");
     }
 }
+
+#[tokio::test]
+async fn f19_a_decision_beside_a_question_that_still_waits_is_delivered_though_its_taker_dies() {
+    let mut fleet = Fleet::of(2).with(LONG).start().await;
+    let session = id(&create_at(&fleet, 0, "/ask-all one {} | two {}").await);
+    assert!(fleet.terminate(0).await.success());
+    fleet.restart_with_fault(0, "decide.committed").await;
+    let pending = fleet.api(1).session(&session).await["pending_approval"].clone();
+    let path = format!("/v1/approvals/{}/decision", id(&pending));
+    let request = fleet.api(0).request(Method::POST, &path).json(&json!({"decision": "approve"}));
+    assert!(within("its end", request.send()).await.is_err());
+    fleet.wait_dead(0).await;
+    fleet.api(1).follow(&session, "").await.until("approval.delivered").await;
+    assert_eq!(fleet.home().effects(&session, "decision"), 1);
+    assert_eq!(fleet.api(1).session(&session).await["pending_approval_count"], 1);
+}
