@@ -11,3 +11,7 @@ CREATE TABLE cluster (
     name  TEXT NOT NULL PRIMARY KEY,
     value TEXT NOT NULL
 );
+
+-- Decisions that no harness was told yet, also while another question of the same session waits on: hardly ever more than none.
+CREATE INDEX approvals_owed ON approvals (session_key)
+    WHERE status IN ('approved', 'denied', 'expired') AND dispatched_at IS NULL AND delivered_at IS NULL;

@@ -265,7 +265,7 @@ pub trait Store: Send + Sync {
         replica: &ReplicaId,
         from: Option<Takeover<'_>>,
     ) -> Result<Option<Lease>>;
-    /// Sessions whose holder is gone, or that have a turn under way and no holder.
+    /// Sessions whose holder is gone, or that have a turn under way or an answer to deliver, and no holder.
     async fn list_stranded(&self, limit: i64) -> Result<Vec<StrandedSession>>;
 
     /// Joins. Whoever was at this replica's place before is gone.

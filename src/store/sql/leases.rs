@@ -56,7 +56,8 @@ pub(super) fn read_claim(
     }
 }
 
-/// Two questions, each with its own index: whose holder is gone, and who runs without a holder.
+/// Three questions, each with its own index: whose holder is gone, who runs without a holder, and to whom an answer is owed while
+/// another question waits on.
 pub(super) fn list_stranded(limit: i64, now: &'static str) -> Statement {
     let sql = format!(
         "SELECT s.session_key, s.id, s.lease_holder FROM agent_harness_sessions s
@@ -65,6 +66,13 @@ pub(super) fn list_stranded(limit: i64, now: &'static str) -> Statement {
          UNION ALL
          SELECT session_key, id, lease_holder FROM agent_harness_sessions
             WHERE status = 'running' AND lease_holder IS NULL
+         UNION ALL
+         SELECT o.session_key, o.id, CAST(NULL AS TEXT) AS lease_holder FROM (
+            SELECT DISTINCT a.session_key, (SELECT s.id FROM agent_harness_sessions s WHERE s.session_key = a.session_key
+                AND s.status = 'awaiting_approval' AND s.lease_holder IS NULL) AS id
+            FROM approvals a WHERE a.status IN ('approved', 'denied', 'expired')
+                AND a.dispatched_at IS NULL AND a.delivered_at IS NULL) o
+         WHERE o.id IS NOT NULL
          LIMIT $1"
     );
     Statement::assembled(sql, Vec::new()).bind(limit)
