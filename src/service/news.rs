@@ -6,18 +6,28 @@ use std::sync::Arc;
 use super::Service;
 
 impl Service {
-    /// Looks for news until the service has ended.
+    /// Follows hints, and looks whether any came or not, until the service has ended.
     pub(super) async fn follow_news(self: Arc<Self>) {
+        tokio::select! {
+            () = self.follow_hints() => {}
+            () = self.look_for_ever() => {}
+            () = self.ended.cancelled() => {}
+        }
+    }
+
+    async fn follow_hints(&self) {
         loop {
-            tokio::select! {
-                key = self.store.next_hint() => {
-                    if let Some(live) = self.live.get(key) {
-                        live.ring();
-                    }
-                }
-                () = tokio::time::sleep(self.options.poll_interval) => self.look().await,
-                () = self.ended.cancelled() => return,
+            if let Some(live) = self.live.get(self.store.next_hint().await) {
+                live.ring();
             }
+        }
+    }
+
+    /// By itself: however many hints come, the one that is missing may be the one that matters.
+    async fn look_for_ever(&self) {
+        loop {
+            tokio::time::sleep(self.options.poll_interval).await;
+            self.look().await;
         }
     }
 

@@ -69,6 +69,26 @@ async fn f22_a_decision_taken_elsewhere_reaches_the_harness_within_a_second_with
     assert!(median_delivery(&fleet, 1, "elsewhere, without hints").await <= 1000);
 }
 
+/// What other sessions are changed meanwhile, and how fast, says nothing about this one.
+#[tokio::test]
+async fn f45_a_command_of_which_no_hint_came_is_found_though_hints_of_others_never_pause() {
+    let plan = Fleet::of(2).with(LONG).with_variable_of(1, "OSTLER_HINTS", "off");
+    let fleet = plan.start().await;
+    let asked = create_at(&fleet, 0, ASKS).await;
+    let mut loud = fleet.home().postgres().unwrap().connect().await;
+    let flood = tokio::spawn(async move {
+        // As fast as they come, each of them another session that nobody has.
+        for n in 1_i64.. {
+            let hint = format!("somebody {n}");
+            sqlx::query("SELECT pg_notify('ostler_hints', $1)").bind(hint).execute(&mut loud).await.unwrap();
+        }
+    });
+    fleet.api(1).decide(&id(&asked["pending_approval"]), "approve").await.expect(200);
+    assert_eq!(ended(&fleet.api(1), &id(&asked), &id(&asked["turn"])).await["status"], "completed");
+    assert!(!flood.is_finished(), "hints came all the while");
+    flood.abort();
+}
+
 const EARS: &str =
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
 
