@@ -77,9 +77,8 @@ impl Service {
             }
             // One failure never ends the loop.
             if let Err(error) = self.recover_all().await {
-                let error = &error as &dyn std::error::Error;
                 tracing::error!(
-                    error,
+                    error = chain(&error),
                     "sessions whose holder is gone cannot be read; the next look tries again"
                 );
             }

@@ -317,7 +317,7 @@ impl Done {
         self.written.push(written);
     }
 
-    /// The sessions that were changed, once each.
+    /// The sessions that were changed, one perhaps more than once.
     pub(super) fn sessions(&self) -> impl Iterator<Item = SessionKey> {
         self.changed.iter().copied()
     }

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 use crate::support::api::Api;
 use crate::support::fleet::Random;
+use crate::support::within;
 
 /// How long a replica may take to answer before another one is asked: one that is frozen never does.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -58,17 +60,25 @@ impl Crowd {
         Self { patience, ..self }
     }
 
-    /// Lets everybody finish what it began.
-    pub fn end(&self) {
+    /// Sets the clients to work: some talk, some decide, some read.
+    pub fn begin(&self) -> Vec<JoinHandle<()>> {
+        let mut clients: Vec<_> = (0..3).map(|n| tokio::spawn(self.clone().talk(n))).collect();
+        clients.extend((0..2).map(|n| tokio::spawn(self.clone().decide(n))));
+        clients.extend((0..2).map(|_| tokio::spawn(self.clone().read())));
+        clients
+    }
+
+    /// Lets everybody finish what it began, and gives what was acknowledged to them.
+    pub async fn end(&self, clients: Vec<JoinHandle<()>>) -> Acknowledged {
         self.over.store(true, Ordering::SeqCst);
+        for client in clients {
+            within("a client to finish", client).await.unwrap();
+        }
+        std::mem::take(&mut self.acknowledged.lock().unwrap())
     }
 
     fn goes_on(&self) -> bool {
         !self.over.load(Ordering::SeqCst)
-    }
-
-    pub fn take_acknowledged(&self) -> Acknowledged {
-        std::mem::take(&mut self.acknowledged.lock().unwrap())
     }
 
     /// Sends a request to one replica after the other until one gives an answer that is not "try again".
@@ -103,7 +113,7 @@ impl Crowd {
     }
 
     /// Creates sessions that put out words and run a tool, and sends follow-ups into them.
-    pub async fn talk(self, name: usize) {
+    async fn talk(self, name: usize) {
         let mut n = 0;
         while self.goes_on() {
             n += 1;
@@ -135,7 +145,7 @@ impl Crowd {
     }
 
     /// Creates sessions that ask, and answers them.
-    pub async fn decide(self, name: usize) {
+    async fn decide(self, name: usize) {
         let mut n = 0;
         while self.goes_on() {
             n += 1;
@@ -175,7 +185,7 @@ impl Crowd {
     }
 
     /// Follows the newest sessions, from one replica to the next, and keeps what it is shown.
-    pub async fn read(self) {
+    async fn read(self) {
         while self.goes_on() {
             let newest = self.acknowledged.lock().unwrap().prompts.last().cloned();
             let Some((session, _)) = newest else {

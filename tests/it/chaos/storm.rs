@@ -18,16 +18,10 @@ const TTL: Duration = Duration::from_secs(2);
 async fn replicas_killed_and_frozen_at_random_lose_nothing_run_nothing_twice_and_tell_the_same() {
     let mut fleet = Fleet::of(3).with(&["--replica-ttl-seconds", "2"]).start().await;
     let crowd = Crowd::new((0..fleet.len()).map(|i| fleet.api(i)).collect());
-    let mut clients: Vec<_> = (0..3).map(|n| tokio::spawn(crowd.clone().talk(n))).collect();
-    clients.extend((0..2).map(|n| tokio::spawn(crowd.clone().decide(n))));
-    clients.extend((0..2).map(|_| tokio::spawn(crowd.clone().read())));
+    let clients = crowd.begin();
     let mut watch = Watch::on(&fleet.home().postgres().unwrap().url).await;
     let faults = rage(&mut fleet, &mut watch, Duration::from_secs(count("OSTLER_CHAOS_SECONDS", 12))).await;
-    crowd.end();
-    for client in clients {
-        within("a client to finish", client).await.unwrap();
-    }
-    let acknowledged = crowd.take_acknowledged();
+    let acknowledged = crowd.end(clients).await;
     let sessions = assert_all_is_well(&fleet, &acknowledged).await;
     println!(
         "{} kills, {} freezes: {sessions} sessions, {} prompts, {} decisions, {} events shown; at work without a holder for {:?} at the longest",

@@ -132,20 +132,14 @@ async fn f49_a_wish_that_meets_a_handover_comes_about() {
 async fn f40_replicas_that_are_restarted_one_after_the_other_under_load_lose_and_interrupt_nothing() {
     let mut fleet = Fleet::of(3).with(LONG).with(&["--shutdown-grace-seconds", "30"]).start().await;
     let crowd = Crowd::new((0..fleet.len()).map(|i| fleet.api(i)).collect());
-    let mut clients: Vec<_> = (0..3).map(|n| tokio::spawn(crowd.clone().talk(n))).collect();
-    clients.extend((0..2).map(|n| tokio::spawn(crowd.clone().decide(n))));
-    clients.extend((0..2).map(|_| tokio::spawn(crowd.clone().read())));
+    let clients = crowd.begin();
     for i in 0..fleet.len() {
         assert!(fleet.terminate(i).await.success());
         fleet.restart(i).await;
         // The new one has work before the next one goes.
         create_at(&fleet, i, "/say x").await;
     }
-    crowd.end();
-    for client in clients {
-        within("a client to finish", client).await.unwrap();
-    }
-    let acknowledged = crowd.take_acknowledged();
+    let acknowledged = crowd.end(clients).await;
     println!("{} prompts, {} decisions", acknowledged.prompts.len(), acknowledged.decisions.len());
     assert!(!acknowledged.prompts.is_empty() && !acknowledged.decisions.is_empty());
     let api = fleet.api(0);

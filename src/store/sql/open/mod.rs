@@ -193,7 +193,10 @@ async fn join<D: Dialect>(connection: &mut Connection<D>, mut taken: Taken) -> R
     D::execute(connection, &replicas::count_up("joins")).await?;
     let database = agreed::<D>(connection, "database").await?;
     let joins = agreed::<D>(connection, "joins").await?;
-    taken.joined(&database, joins.parse().unwrap_or(0))?;
+    let joins = joins.parse().map_err(|error: std::num::ParseIntError| {
+        OpenError::Database(sqlx::Error::Decode(Box::new(error)))
+    })?;
+    taken.joined(&database, joins)?;
     Ok(taken)
 }
 

@@ -10,7 +10,6 @@ use crate::chaos::storm::assert_all_is_well;
 use crate::support::api::Api;
 use crate::support::fleet::{Fleet, Plan, Random};
 use crate::support::postgres::Cluster;
-use crate::support::within;
 
 /// How soon after the database answers the service has to be well again.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -38,15 +37,9 @@ async fn storm(cluster: &Cluster, plan: Plan) {
     let replicas: Vec<Api> = (0..fleet.len()).map(|i| fleet.api(i)).collect();
     // Longer than a read waits for a connection: what the service says is to be heard.
     let crowd = Crowd::new(replicas.clone()).with_patience(Duration::from_secs(20));
-    let mut clients: Vec<_> = (0..3).map(|n| tokio::spawn(crowd.clone().talk(n))).collect();
-    clients.extend((0..2).map(|n| tokio::spawn(crowd.clone().decide(n))));
-    clients.extend((0..2).map(|_| tokio::spawn(crowd.clone().read())));
+    let clients = crowd.begin();
     let healed = rage(cluster, &replicas).await;
-    crowd.end();
-    for client in clients {
-        within("a client to finish", client).await.unwrap();
-    }
-    let acknowledged = crowd.take_acknowledged();
+    let acknowledged = crowd.end(clients).await;
     let sessions = assert_all_is_well(&fleet, &acknowledged).await;
     println!(
         "{} replicas: {sessions} sessions, {} prompts, {} decisions, {} events shown, refused: {:?}",
