@@ -21,6 +21,7 @@ macro_rules! migrations {
 migrations! {
     1 "0001_sessions",
     2 "0002_replicas",
+    3 "0003_agents",
 }
 
 /// How often two that migrate at once may get in each other's way.

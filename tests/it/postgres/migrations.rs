@@ -264,7 +264,7 @@ async fn a_migration_that_somebody_is_in_the_way_of_waits_and_is_done_then() {
     let (up, ()) = tokio::join!(run(&home, &["migrate", "up"]), release);
     assert!(up.status.success(), "{up:?}");
     assert!(
-        text(&up.stdout).ends_with("the database has schema 2, this program knows 2: current\n"),
+        text(&up.stdout).ends_with("the database has schema 3, this program knows 3: current\n"),
         "{up:?}"
     );
 }
@@ -277,17 +277,19 @@ async fn what_is_missing_is_shown_and_applied_by_hand() {
         assert_eq!(code, Some(3), "{shown}");
         assert_eq!(
             shown,
-            "applied  0001_sessions\nmissing  0002_replicas\nthe database has schema 1, this program knows 2: behind\n"
+            "applied  0001_sessions\nmissing  0002_replicas\nmissing  0003_agents\n\
+             the database has schema 1, this program knows 3: behind\n"
         );
-        let migrations = |second: bool| {
+        let migrations = |later: bool| {
             json!([{"version": 1, "name": "0001_sessions", "applied": true},
-                   {"version": 2, "name": "0002_replicas", "applied": second}])
+                   {"version": 2, "name": "0002_replicas", "applied": later},
+                   {"version": 3, "name": "0003_agents", "applied": later}])
         };
-        let behind = json!({"state": "behind", "found": 1, "known": 2, "migrations": migrations(false)});
+        let behind = json!({"state": "behind", "found": 1, "known": 3, "migrations": migrations(false)});
         assert_eq!(status_json(&home).await, (behind, Some(3)));
         let up = run(&home, &["migrate", "up", "--json"]).await;
         assert!(up.status.success(), "{up:?}");
-        let current = json!({"state": "current", "found": 2, "known": 2, "migrations": migrations(true)});
+        let current = json!({"state": "current", "found": 3, "known": 3, "migrations": migrations(true)});
         assert_eq!(serde_json::from_slice::<Value>(&up.stdout).unwrap(), current);
         assert_eq!(status_json(&home).await, (current, Some(0)));
         let again = run(&home, &["migrate", "up"]).await;
@@ -300,7 +302,7 @@ async fn an_empty_database_is_shown_as_such_and_filled_by_hand() {
     let home = Home::on_postgres();
     let (shown, code) = status(&home).await;
     assert!(
-        code == Some(3) && shown.ends_with("the database has schema 0, this program knows 2: behind\n"),
+        code == Some(3) && shown.ends_with("the database has schema 0, this program knows 3: behind\n"),
         "{shown}"
     );
     let database = home.postgres().unwrap();
@@ -346,7 +348,7 @@ async fn f40_a_replica_works_on_beside_a_newer_schema_and_none_starts_on_one() {
         assert_eq!(api.prompt(session["id"].as_str().unwrap(), "/say y").await["text"], "y");
         api.create("/say z").await;
         let (shown, code) = status(&home).await;
-        assert!(code == Some(3) && shown.ends_with("schema 9999, this program knows 2: newer\n"), "{shown}");
+        assert!(code == Some(3) && shown.ends_with("schema 9999, this program knows 3: newer\n"), "{shown}");
         assert_eq!(status_json(&home).await.0["state"], "newer");
         server.kill().await;
         for flags in [&[][..], &["--no-migrate"]] {
