@@ -8,6 +8,8 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::tool_calls::ToolCustoms;
+
 /// An ACP agent: its command, its surroundings, and what it needs to hear before the first prompt.
 ///
 /// Values of `env` and `files` may hold the placeholders `{state_dir}` and `{workspace}`. `Debug` shows neither values of
@@ -43,6 +45,14 @@ pub struct AcpConfig {
     /// What to do when its command is missing.
     #[serde(default)]
     pub install: Option<String>,
+    /// Where in a tool call its tool's name is, as a JSON pointer, for agents that tell it in their own way; else the call's title
+    /// stands for it.
+    #[serde(default)]
+    pub tool_name_at: Option<String>,
+    /// Keys of a tool's input that name the occasion (an id, a time) and not what would run. An approval is shown without them, so
+    /// that the same call is recognised when a later process asks for it again.
+    #[serde(default)]
+    pub occasional_input: Vec<String>,
     /// How many seconds the agent has from its start to its conversation.
     #[serde(default = "default_start_seconds")]
     pub start_seconds: u64,
@@ -103,10 +113,20 @@ impl AcpConfig {
         if self.after_new.iter().any(|request| request.method.is_empty()) {
             return Err("after_new: a request requires a method".to_owned());
         }
+        if self.tool_name_at.as_ref().is_some_and(|place| !place.starts_with('/')) {
+            return Err("tool_name_at: a JSON pointer begins with /".to_owned());
+        }
         if self.start_seconds == 0 || self.write_seconds == 0 {
             return Err("start_seconds and write_seconds: at least 1".to_owned());
         }
         Ok(())
+    }
+
+    pub(super) fn tool_customs(&self) -> ToolCustoms {
+        ToolCustoms {
+            tool_name_at: self.tool_name_at.clone(),
+            occasional_input: self.occasional_input.clone(),
+        }
     }
 
     pub(super) fn start_deadline(&self) -> Duration {
@@ -222,6 +242,7 @@ mod tests {
             ("files = { \"/etc/x\" = \"\" }", "files"),
             ("files = { \"\" = \"\" }", "files"),
             ("after_new = [{ method = \"\" }]", "after_new"),
+            ("tool_name_at = \"name\"", "tool_name_at"),
             ("start_seconds = 0", "start_seconds"),
         ] {
             let config = read(&format!("kind = \"acp\"\ncommand = [\"a\"]\n{line}")).unwrap();

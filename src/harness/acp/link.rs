@@ -15,7 +15,7 @@ use super::lines::{LINE_MAX_BYTES, Lines};
 use super::permission::Questions;
 use super::process::{Pipes, Process};
 use super::pump::{Ignored, Job, Pump, open_workspace};
-use super::tool_calls::ToolCalls;
+use super::tool_calls::{ToolCalls, ToolCustoms};
 use crate::harness::{EVENT_QUEUE, Fence, HarnessEvent};
 
 /// What a later process needs to take the conversation up.
@@ -81,6 +81,8 @@ pub(super) struct Terms<'a> {
     pub write_deadline: Duration,
     /// Whether the agent may write files unasked.
     pub writes_allowed: bool,
+    /// How it tells of its tools.
+    pub tools: ToolCustoms,
     /// Asked before each write.
     pub fence: Fence,
 }
@@ -153,7 +155,7 @@ impl Link {
             workspace,
             writes_allowed: terms.writes_allowed,
             session_id: None,
-            calls: ToolCalls::default(),
+            calls: ToolCalls::of(terms.tools),
             ignored: Ignored::default(),
         };
         let pump = AbortOnDropHandle::new(tokio::spawn(pump.run()));

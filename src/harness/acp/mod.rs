@@ -151,6 +151,7 @@ impl Harness for AcpHarness {
             cwd: &workspace,
             write_deadline: self.config.write_deadline(),
             writes_allowed: options.permission_mode.allows("edit"),
+            tools: self.config.tool_customs(),
             fence: options.fence.clone(),
         };
         let (link, events) = Link::attach(process, pipes, terms)

@@ -18,9 +18,20 @@ const OPEN_MAX: usize = 1024;
 /// So many ended calls are known, so that a late word about one does not begin it anew.
 const ENDED_MAX: usize = 1024;
 
+/// What the protocol leaves open about tool calls, and an agent's description says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ToolCustoms {
+    /// Where in a call its tool's name is, as a JSON pointer.
+    pub tool_name_at: Option<String>,
+    /// Keys of an input that name the occasion and not what would run. A question is shown without them, so that the same call is
+    /// the same question when a later process asks it again.
+    pub occasional_input: Vec<String>,
+}
+
 /// The calls that have not ended, by the agent's id.
 #[derive(Debug, Default)]
 pub(super) struct ToolCalls {
+    customs: ToolCustoms,
     open: BTreeMap<String, Call>,
     ended: VecDeque<u64>,
     order: u64,
@@ -59,7 +70,26 @@ pub(super) struct Question {
     pub input: Value,
 }
 
+impl ToolCustoms {
+    fn name<'a>(&self, call: &'a Value) -> Option<&'a str> {
+        let elsewhere = self.tool_name_at.as_deref().and_then(|place| call.pointer(place));
+        [&call["name"]].into_iter().chain(elsewhere).filter_map(Value::as_str).find(|name| !name.is_empty())
+    }
+
+    fn without_occasion(&self, mut input: Value) -> Value {
+        if let Some(input) = input.as_object_mut() {
+            input.retain(|key, _| !self.occasional_input.contains(key));
+        }
+        input
+    }
+}
+
 impl ToolCalls {
+    /// None yet.
+    pub(super) fn of(customs: ToolCustoms) -> Self {
+        Self { customs, ..Self::default() }
+    }
+
     /// The outputs of a `tool_call` or `tool_call_update`.
     pub(super) fn update(&mut self, mut update: Value, roots: &Roots) -> Vec<Output> {
         let Some(id) = update["toolCallId"].as_str().map(str::to_owned) else { return Vec::new() };
@@ -68,7 +98,7 @@ impl ToolCalls {
         }
         let mut call = self.open.remove(&id).unwrap_or_default();
         let status = update["status"].take();
-        call.merge(&mut update, roots);
+        call.merge(&mut update, &self.customs, roots);
         let mut outputs = Vec::new();
         if call.started_as.is_none() {
             self.order += 1;
@@ -100,7 +130,7 @@ impl ToolCalls {
         let id = asked["toolCallId"].as_str().map(str::to_owned);
         let known = id.as_deref().and_then(|id| self.open.remove(id));
         let word = |key: &str| asked[key].as_str().filter(|word| !word.is_empty()).map(str::to_owned);
-        let (name, title, kind) = (word("name"), word("title"), word("kind"));
+        let (title, kind) = (word("title"), word("kind"));
         let input = [
             &asked["rawInput"],
             known.as_ref().and_then(|call| call.input.as_ref()).unwrap_or(&Value::Null),
@@ -111,12 +141,12 @@ impl ToolCalls {
         .unwrap_or(&asked["rawInput"])
         .clone();
         let mut call = known.unwrap_or_default();
-        call.merge(&mut asked, roots);
+        call.merge(&mut asked, &self.customs, roots);
         let question = Question {
-            tool: name.or_else(|| title.clone()).unwrap_or_else(|| call.tool()),
+            tool: call.name.clone().or_else(|| title.clone()).unwrap_or_else(|| call.tool()),
             title: title.or_else(|| call.title.clone()).unwrap_or_else(|| call.tool()),
             kind: kind.unwrap_or_else(|| call.kind()),
-            input,
+            input: self.customs.without_occasion(input),
         };
         if let Some(id) = id {
             self.remember(id, call);
@@ -155,8 +185,11 @@ impl ToolCalls {
 
 impl Call {
     // What an update leaves out stays as it was; what it brings replaces it.
-    fn merge(&mut self, update: &mut Value, roots: &Roots) {
-        for (field, key) in [(&mut self.name, "name"), (&mut self.title, "title"), (&mut self.kind, "kind")] {
+    fn merge(&mut self, update: &mut Value, customs: &ToolCustoms, roots: &Roots) {
+        if let Some(name) = customs.name(update) {
+            self.name = Some(name.to_owned());
+        }
+        for (field, key) in [(&mut self.title, "title"), (&mut self.kind, "kind")] {
             if let Some(word) = update[key].as_str().filter(|word| !word.is_empty()) {
                 *field = Some(word.to_owned());
             }
@@ -387,10 +420,19 @@ mod tests {
         let input = json!({"command": "ls"});
         assert_eq!(
             question,
-            Question { tool: "Run: ls".into(), title: "Run: ls".into(), kind: "execute".into(), input }
+            Question { tool: "bash".into(), title: "Run: ls".into(), kind: "execute".into(), input }
         );
         let question = calls.question(json!({"toolCallId": "c1"}), &roots);
         assert_eq!((question.tool.as_str(), question.title.as_str()), ("bash", "Run: ls"));
+        let named_elsewhere =
+            json!({"toolCallId": "c2", "title": "Terminal", "_meta": {"its": {"toolName": "Bash"}}});
+        let mut customs = ToolCalls::of(ToolCustoms {
+            tool_name_at: Some("/_meta/its/toolName".into()),
+            ..ToolCustoms::default()
+        });
+        customs.update(named_elsewhere, &roots);
+        let question = customs.question(json!({"toolCallId": "c2", "title": "ls -l"}), &roots);
+        assert_eq!((question.tool.as_str(), question.title.as_str()), ("Bash", "ls -l"));
         let content = json!([{"type": "content", "content": {"type": "text", "text": "Delete x?"}}]);
         let question =
             calls.question(json!({"toolCallId": "g", "kind": "delete", "content": content}), &roots);
@@ -400,6 +442,21 @@ mod tests {
         );
         let question = calls.question(json!({}), &roots);
         assert_eq!((question.tool.as_str(), question.kind.as_str()), ("tool", "other"));
+    }
+
+    #[test]
+    fn a_question_is_shown_without_what_names_the_occasion_alone() {
+        let occasional_input = vec!["call_id".to_owned(), "at".to_owned()];
+        let mut calls = ToolCalls::of(ToolCustoms { occasional_input, ..ToolCustoms::default() });
+        let mut ask = |call_id: &str| {
+            let input = json!({"call_id": call_id, "at": 1, "command": ["ls"]});
+            calls.question(
+                json!({"toolCallId": call_id, "title": "ls", "rawInput": input}),
+                &Roots::plain("/space"),
+            )
+        };
+        assert_eq!(ask("c1").input, json!({"command": ["ls"]}));
+        assert_eq!(ask("c1"), ask("c2"));
     }
 
     #[test]
