@@ -17,8 +17,8 @@ pub struct Stranded<'a> {
     pub open_approvals: &'a [Approval],
     /// Whether the harness put anything out in the turn: then the prompt had arrived.
     pub output_seen: bool,
-    /// Whether a new process would stand exactly where the old one stood.
-    pub restores_exactly: bool,
+    /// Whether a new process can be told what is decided: it stands exactly where the old one stood, or asks again.
+    pub keeps_questions: bool,
 }
 
 /// What to do about it.
@@ -62,7 +62,7 @@ fn plan_dispatched(stranded: &Stranded<'_>) -> RecoveryPlan {
     }
     let owed = stranded.open_approvals.iter().any(|a| a.owed_answer().is_some());
     let waiting = stranded.open_approvals.iter().any(|a| a.status == ApprovalStatus::Pending);
-    match (stranded.restores_exactly, owed, waiting) {
+    match (stranded.keeps_questions, owed, waiting) {
         (true, true, _) => RecoveryPlan::Deliver,
         (true, false, true) => RecoveryPlan::KeepWaiting,
         _ => RecoveryPlan::End(TurnEnd::Interrupted { delivery_known: stranded.output_seen }),

@@ -25,6 +25,7 @@ mod rehydrate;
 mod rows;
 mod run_locks;
 mod shutdown;
+mod so_far;
 mod stop;
 mod stream;
 mod sweeper;

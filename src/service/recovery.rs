@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::destroy::destroyed;
 use super::rows::Rows;
+use super::so_far::SoFar;
 use super::stop::stopped;
 use super::sweeper::jittered;
 use super::turn_end::{Ending, end_all_turns};
@@ -26,9 +27,6 @@ use crate::store::{Change, Commit, Takeover};
 const PASS: i64 = 1000;
 /// Sessions that are taken care of at the same time: their commits go out together.
 const AT_ONCE: usize = 32;
-/// Events of a turn that are enough to see whether its harness put anything out: it begins with a few of ours, of this turn and of
-/// the conversation being taken up.
-const FIRST_EVENTS: i64 = 8;
 
 /// How long a turn without a holder is left to the replica that took it, which is about to claim it.
 const FIRST_REFUSAL: Duration = Duration::from_millis(500);
@@ -145,11 +143,20 @@ impl Service {
         if let Some(harness) = self.harnesses.get(&rows.session.harness) {
             harness.end_left(&rows.session.id).await;
         }
-        let planned = self.plan_recovery(&rows).await?;
+        let mut so_far = match rows.current_turn() {
+            Some(turn) => self.so_far(key, turn).await?,
+            None => SoFar::default(),
+        };
+        let planned = self.plan_recovery(&rows, &so_far);
         tracing::info!(session = %rows.session.id, plan = ?planned, "recovering a session");
         let mut change = Change::held(&rows.session, &lease, self.clock.now());
         change.set.release = true;
-        let goes_on = carry_out(&mut change, &rows, &planned)?;
+        let stands_still = matches!(planned, RecoveryPlan::KeepWaiting | RecoveryPlan::Deliver)
+            && self.restores_exactly(&rows.session);
+        if let Some(turn) = rows.current_turn().filter(|_| !stands_still) {
+            change.events = so_far.close_calls(turn, change.set.at);
+        }
+        let goes_on = carry_out(&mut change, &rows, &planned, so_far)?;
         if self.store.commit(change).await? != Commit::Done {
             // Somebody changed it since it was claimed: what was planned is not what it needs any more. The next pass plans anew.
             self.abandoned.add(key, replica);
@@ -173,36 +180,27 @@ impl Service {
         Takeover { from, event: NewEvent { turn: None, at: self.clock.now(), body } }
     }
 
-    async fn plan_recovery(&self, rows: &Rows) -> ServiceResult<RecoveryPlan> {
-        let turn = rows.current_turn();
-        let output_seen = match turn {
-            Some(turn) => self.has_put_out(rows.session.key, turn).await?,
-            None => false,
-        };
-        Ok(plan(&Stranded {
+    fn plan_recovery(&self, rows: &Rows, so_far: &SoFar) -> RecoveryPlan {
+        plan(&Stranded {
             state: &rows.session.state,
-            turn: turn.map(|turn| turn.status),
+            turn: rows.current_turn().map(|turn| turn.status),
             wish: rows.session.wish,
             open_approvals: &rows.open,
-            output_seen,
-            restores_exactly: self.restores_exactly(&rows.session),
-        }))
-    }
-
-    async fn has_put_out(&self, key: SessionKey, turn: &crate::domain::turn::Turn) -> ServiceResult<bool> {
-        let first = self.store.list_turn_events(key, turn.ordinal, 0, FIRST_EVENTS).await?;
-        let ours = |kind: &str| kind.starts_with("turn.") || kind.starts_with("session.");
-        Ok(first.events.iter().any(|event| !ours(&event.kind)))
+            output_seen: so_far.any,
+            keeps_questions: self.keeps_questions(&rows.session),
+        })
     }
 }
 
 /// Puts a plan into a change; true when a driver goes on from there.
-fn carry_out(change: &mut Change, rows: &Rows, plan: &RecoveryPlan) -> ServiceResult<bool> {
+fn carry_out(change: &mut Change, rows: &Rows, plan: &RecoveryPlan, so_far: SoFar) -> ServiceResult<bool> {
+    // A turn that never began said nothing.
+    let (text, usage) = if so_far.any { (Some(so_far.text), so_far.usage) } else { (None, None) };
     match plan {
         RecoveryPlan::Release | RecoveryPlan::KeepWaiting => Ok(false),
         RecoveryPlan::RunQueued | RecoveryPlan::Deliver => Ok(true),
         RecoveryPlan::Fulfil(wish) => {
-            end_all_turns(change, &rows.session, &rows.open, &rows.queued, None, None);
+            end_all_turns(change, &rows.session, &rows.open, &rows.queued, text, usage);
             match wish {
                 Wish::Destroy => destroyed(change, &rows.session)?,
                 Wish::Stop | Wish::Cancel => stopped(change, &rows.session, StopCause::User)?,
@@ -213,8 +211,7 @@ fn carry_out(change: &mut Change, rows: &Rows, plan: &RecoveryPlan) -> ServiceRe
             let Some(turn) = rows.current_turn() else { return Ok(false) };
             let cancelled = *end == TurnEnd::Cancelled;
             let close_as = if cancelled { ApprovalStatus::Cancelled } else { ApprovalStatus::Orphaned };
-            let ending =
-                Ending { turn, end: end.clone(), text: None, usage: None, open: &rows.open, close_as };
+            let ending = Ending { turn, end: end.clone(), text, usage, open: &rows.open, close_as };
             let next = rows.next_after(turn.ordinal);
             ending.apply(change, &rows.session, next)?;
             Ok(next.is_some())

@@ -28,6 +28,10 @@
 //! Flags: `--resume` (the default), `--load` and `--no-restore` choose how a conversation is taken up; `--auth` wants
 //! `authenticate` before a conversation; `--auth-on-restore` refuses to take one up without credentials; `--stay` makes it
 //! stay when stdin is closed; `--mode` refuses prompts until `session/set_mode` has come; `--no-mode` refuses that.
+//!
+//! A prompt that begins with `[ostler]` tells what was decided about the call that a lost process had asked for: approved, the
+//! script goes on from that call; denied, behind it. With `--forgetful` the agent then asks for nothing, with `--other-call` for
+//! something else.
 
 use std::collections::HashMap;
 use std::fs;
@@ -53,6 +57,8 @@ pub struct Agent {
     // Answers that came while another one was waited for.
     answers: HashMap<String, Value>,
     cancelled: bool,
+    // The script from the directive at work on.
+    rest: String,
 }
 
 /// How a turn goes on after a directive.
@@ -73,6 +79,7 @@ impl Agent {
             next_call: 0,
             answers: HashMap::new(),
             cancelled: false,
+            rest: String::new(),
         }
     }
 
@@ -159,7 +166,10 @@ impl Agent {
         let (script, before) = blocks.split_last().unwrap();
         let (mut end, mut usage, mut deny_ends, mut outside) =
             (json!({"stopReason": "end_turn"}), Value::Null, false, false);
-        for line in script.lines() {
+        let script = if script.starts_with("[ostler]") { self.told(script) } else { (*script).to_owned() };
+        let lines: Vec<&str> = script.lines().collect();
+        for (place, line) in lines.iter().enumerate() {
+            self.rest = lines[place..].join("\n");
             let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
             let next = match word {
                 "instructions" => self.say(&before.join("|")),
@@ -205,6 +215,21 @@ impl Agent {
             let outcome = self.wait(&request);
             self.say(&format!("outside {}", outcome["result"]["outcome"]["optionId"]));
         }
+    }
+
+    // What is left to do after a decision about the call that a lost process of this conversation had asked for.
+    fn told(&self, words: &str) -> String {
+        if self.has("--forgetful") {
+            return "say forgotten".to_owned();
+        }
+        if self.has("--other-call") {
+            return "run other".to_owned();
+        }
+        let asked = self.stored()["asked"].as_str().unwrap_or_default().to_owned();
+        if words.contains("It was approved") {
+            return asked;
+        }
+        asked.split_once('\n').map_or(String::new(), |(_, behind)| behind.to_owned())
     }
 
     fn directive(&mut self, word: &str, rest: &str, id: &Value) -> Next {
@@ -349,6 +374,9 @@ impl Agent {
             {"optionId": "yes", "name": "Allow", "kind": "allow_once"},
             {"optionId": "no", "name": "Reject", "kind": "reject_once"},
         ]);
+        let mut state = self.stored();
+        state["asked"] = self.rest.clone().into();
+        self.store(&state);
         let params = json!({"sessionId": self.session_id, "toolCall": call, "options": options});
         self.request("session/request_permission", params, with_uuid)
     }

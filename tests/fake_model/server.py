@@ -6,6 +6,7 @@ an answer follows from its request, so that agents can be killed and started aga
 
     the request ends with a tool's result   TOOLRESULT(the result) DONE
     the last prompt has RUN{command}        a call of the shell tool that the agent offers
+    the last prompt is Ostler's word of a decision   where approved, the last such call again
     the last prompt has RECALL              RECALLED(the newest CODEWORD=word of the conversation, or NOTHING)
     else                                    ECHO(the prompt)
 
@@ -51,6 +52,10 @@ def reply(request):
         return message("TOOLRESULT(%s) DONE" % text_of(output).strip())
     prompts = [text_of(item.get("content")) for item in items if item.get("role") == "user"]
     prompt = prompts[-1] if prompts else ""
+    if prompt.startswith("[ostler]"):
+        # Told that its call was approved, a model makes it again.
+        earlier = [prompt for prompt in prompts if not prompt.startswith("[ostler]") and "RUN{" in prompt]
+        prompt = earlier[-1] if "It was approved" in prompt and earlier else "told"
     run = re.search(r"RUN\{(.*?)\}", prompt, re.S)
     if run:
         call = shell_call(request.get("tools") or [], run[1])

@@ -13,6 +13,7 @@ mod acp_adapter;
 mod acp_service;
 mod approvals;
 mod architecture;
+mod asking_again;
 mod bad_input;
 mod chaos;
 mod cli;

@@ -27,7 +27,7 @@ fn dispatched<'a>(state: &'a SessionState, approvals: &'a [Approval], exact: boo
         wish: None,
         open_approvals: approvals,
         output_seen: true,
-        restores_exactly: exact,
+        keeps_questions: exact,
     }
 }
 

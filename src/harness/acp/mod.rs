@@ -112,7 +112,7 @@ impl Harness for AcpHarness {
             file_events: true,
             edited_input: false,
             instructions: true,
-            approval_recovery: ApprovalRecovery::None,
+            approval_recovery: ApprovalRecovery::Reask,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Questions of the harness: stored and shown, withdrawn, answered once.
 
 use super::Driver;
+use super::work::Origin;
 use crate::domain::approval::{Approval, ApprovalStatus, Decision};
 use crate::domain::event::{EventBody, NewEvent, Output};
 use crate::domain::scope::Scope;
@@ -24,30 +25,40 @@ impl Driver {
             // The harness was told to end the turn, its questions included.
             return Ok(());
         }
-        let (turn, taken_up) = (work.turn.clone(), work.taken_up);
-        if taken_up && let Some(known) = self.known_question(&turn.id, &request.native_id).await? {
-            // The harness asks again what it had asked before; it may have been answered here before that was read.
-            let answered_here =
-                self.work.as_ref().is_some_and(|work| work.answered.contains(&known.native_id));
-            if known.dispatched_at.is_none() || answered_here {
-                return Ok(());
-            }
-            // The answer went to a process that died without noting it. It is not given twice.
-            self.stop_harness().await;
-            return self.end_turn(TurnEnd::Interrupted { delivery_known: false }).await;
+        let turn = work.turn.clone();
+        let known = match &work.origin {
+            Origin::Here => false,
+            Origin::RestoredExactly => self.restored_question(&turn.id, &request.native_id).await?,
+            Origin::AskingAgain { .. } => self.asked_again(&request).await?,
+        };
+        if known {
+            return Ok(());
         }
-        let asked = self
-            .commit(|change, rows| put_question(change, rows, &request, &turn).map(Some))
-            .await?
-            .filter(|approval| approval.status == ApprovalStatus::Pending);
+        let asked = self.commit(|change, rows| put_question(change, rows, &request, &turn).map(Some)).await?;
         fault::point("ask.stored");
         Counters::add(&self.service.counters.approvals_requested);
         let now = self.now();
-        if let (Some(_), Some(work)) = (asked, &mut self.work) {
-            work.pause(now);
+        if let (Some(asked), Some(work)) = (asked, &mut self.work) {
+            work.asked.push(asked.id);
+            if asked.status == ApprovalStatus::Pending {
+                work.pause(now);
+            }
         }
         // What the permission mode answered is owed to the harness now, and delivered as any other answer is.
         Ok(())
+    }
+
+    /// Whether an earlier process of the same turn has asked this already, and what follows from it is done.
+    async fn restored_question(&mut self, turn: &TurnId, native_id: &str) -> ServiceResult<bool> {
+        let Some(known) = self.known_question(turn, native_id).await? else { return Ok(false) };
+        // It may have been answered here before that was read.
+        let answered_here = self.work.as_ref().is_some_and(|work| work.answered.contains(&known.native_id));
+        if known.dispatched_at.is_some() && !answered_here {
+            // The answer went to a process that died without noting it. It is not given twice.
+            self.stop_harness().await;
+            self.end_turn(TurnEnd::Interrupted { delivery_known: false }).await?;
+        }
+        Ok(true)
     }
 
     /// A question that an earlier process of the same turn has asked.
@@ -96,23 +107,41 @@ impl Driver {
 
     /// Tells the harness what was decided: that it is on its way is stored before it is, so that it never goes out twice.
     pub(super) async fn deliver(&mut self, approval: &Approval) -> ServiceResult<()> {
-        let dispatched = self
-            .commit(|change, rows| {
-                let owed = |a: &&Approval| a.id == approval.id && a.owed_answer().is_some();
-                let Some(current) = rows.open.iter().find(owed) else { return Ok(None) };
-                let dispatched = Approval { dispatched_at: Some(change.set.at), ..current.clone() };
-                change.approvals.push(ApprovalWrite::Update(Box::new(dispatched.clone())));
-                Ok(current.owed_answer().map(|decision| (dispatched, decision)))
-            })
-            .await?;
-        let Some((dispatched, decision)) = dispatched else { return Ok(()) };
+        let Some(dispatched) = self.dispatch(approval).await? else { return Ok(()) };
+        if let Some(work) = &mut self.work
+            && let Origin::AskingAgain { promised } = &mut work.origin
+            && !work.asked.contains(&dispatched.id)
+        {
+            // The process that asked is lost, and this one has not asked yet.
+            promised.push(dispatched);
+            return Ok(());
+        }
+        let native_id = dispatched.native_id.clone();
+        self.give_answer(dispatched, native_id).await
+    }
+
+    /// Stores that a decision is on its way to the harness; `None` when it is not owed any more.
+    async fn dispatch(&mut self, approval: &Approval) -> ServiceResult<Option<Approval>> {
+        self.commit(|change, rows| {
+            let owed = |a: &&Approval| a.id == approval.id && a.owed_answer().is_some();
+            let Some(current) = rows.open.iter().find(owed) else { return Ok(None) };
+            let dispatched = Approval { dispatched_at: Some(change.set.at), ..current.clone() };
+            change.approvals.push(ApprovalWrite::Update(Box::new(dispatched.clone())));
+            Ok(Some(dispatched))
+        })
+        .await
+    }
+
+    /// Gives a dispatched decision to the question that the harness knows by this id.
+    pub(super) async fn give_answer(&mut self, dispatched: Approval, native_id: String) -> ServiceResult<()> {
         fault::point("answer.before");
         if let Some(work) = &mut self.work {
-            work.answered.push(dispatched.native_id.clone());
+            work.answered.push(native_id.clone());
         }
         let told = Answer {
-            native_id: dispatched.native_id.clone(),
-            decision,
+            native_id,
+            // Nobody says yes but a person or the permission mode.
+            decision: dispatched.decision.unwrap_or(Decision::Deny),
             option_id: dispatched.option_id.clone(),
             reason: dispatched.reason.clone(),
             edited_input: dispatched.edited_input.clone(),
@@ -120,11 +149,11 @@ impl Driver {
         match self.ask_harness(|harness| harness.answer(told)).await {
             Ok(()) => {
                 fault::point("answer.given");
-                self.close_answer(&dispatched, ApprovalStatus::Approved).await?;
+                self.close_answer(&dispatched, AnswerEnd::Delivered).await?;
                 self.go_on_unless_waiting().await
             }
             Err(failure) if failure.code == NOT_ASKED => {
-                self.close_answer(&dispatched, ApprovalStatus::Cancelled).await?;
+                self.close_answer(&dispatched, AnswerEnd::Void).await?;
                 self.go_on_unless_waiting().await
             }
             Err(failure) => {
@@ -135,22 +164,29 @@ impl Driver {
         }
     }
 
-    /// The answer has arrived, or nobody waited for it any more.
-    async fn close_answer(&mut self, dispatched: &Approval, outcome: ApprovalStatus) -> ServiceResult<()> {
+    /// Stores what became of a decision that was on its way.
+    pub(super) async fn close_answer(
+        &mut self,
+        dispatched: &Approval,
+        outcome: AnswerEnd,
+    ) -> ServiceResult<()> {
         self.commit(|change, _| {
             let at = change.set.at;
-            let (closed, body): (_, fn(Box<Approval>) -> EventBody) = match outcome {
-                ApprovalStatus::Cancelled => {
-                    let void = Approval { status: ApprovalStatus::Cancelled, ..dispatched.clone() };
-                    (void, |approval| EventBody::ApprovalCancelled { approval })
-                }
-                _ => {
-                    let delivered = Approval { delivered_at: Some(at), ..dispatched.clone() };
-                    (delivered, |approval| EventBody::ApprovalDelivered { approval })
+            let closed = match outcome {
+                AnswerEnd::Delivered => Approval { delivered_at: Some(at), ..dispatched.clone() },
+                AnswerEnd::Void => Approval { status: ApprovalStatus::Cancelled, ..dispatched.clone() },
+                AnswerEnd::NeverAskedFor => {
+                    Approval { status: ApprovalStatus::Orphaned, ..dispatched.clone() }
                 }
             };
             let turn = TurnRef { ordinal: closed.turn, id: closed.turn_id.clone() };
-            change.events.push(NewEvent { turn: Some(turn), at, body: body(Box::new(closed.clone())) });
+            let approval = Box::new(closed.clone());
+            let body = match outcome {
+                AnswerEnd::Delivered => EventBody::ApprovalDelivered { approval },
+                AnswerEnd::Void => EventBody::ApprovalCancelled { approval },
+                AnswerEnd::NeverAskedFor => EventBody::ApprovalOrphaned { approval },
+            };
+            change.events.push(NewEvent { turn: Some(turn), at, body });
             change.approvals.push(ApprovalWrite::Update(Box::new(closed)));
             Ok(Some(()))
         })
@@ -159,7 +195,7 @@ impl Driver {
     }
 
     /// The turn's time runs again when no person is waited for.
-    async fn go_on_unless_waiting(&mut self) -> ServiceResult<()> {
+    pub(super) async fn go_on_unless_waiting(&mut self) -> ServiceResult<()> {
         let waits = self.read().await?.open.iter().any(|a| a.status == ApprovalStatus::Pending);
         let now = self.now();
         if let (false, Some(work)) = (waits, &mut self.work) {
@@ -167,6 +203,17 @@ impl Driver {
         }
         Ok(())
     }
+}
+
+/// What became of a decision that was on its way to the harness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerEnd {
+    /// It has arrived.
+    Delivered,
+    /// The harness did not wait for it any more.
+    Void,
+    /// The process that asked was lost, and the one after it never asked again.
+    NeverAskedFor,
 }
 
 /// The approval of a question, pending.

@@ -25,10 +25,7 @@ impl Driver {
         fault::point("stop.detached");
         self.stop_harness().await;
         let work = self.work.take();
-        let (text, usage) = match &work {
-            Some(work) => (Some(work.text.clone()), work.usage),
-            None => (None, None),
-        };
+        let (text, usage) = self.close_work(work);
         let service = Arc::clone(&self.service);
         let _guard = service.locks.lock(self.live.key).await;
         let had_turn = self
@@ -128,10 +125,8 @@ impl Driver {
 
     /// The service goes down while a question waits: a later process will be told the answer. What is left is to let go.
     pub(super) async fn suspend(&mut self) -> ServiceResult<()> {
-        self.save_state().await?;
         self.stop_harness().await;
-        self.work = None;
-        Ok(())
+        self.leave_question().await
     }
 
     /// Lets a session go as it is; false when there is something to do for it after all.
@@ -141,8 +136,8 @@ impl Driver {
         let posture = self.posture(&self.read().await?.session);
         let left = self
             .commit_locked(|change, rows| {
-                let restores_exactly = service.restores_exactly(&rows.session);
-                let step = next_step(&rows.session, &rows.open, Posture { restores_exactly, ..posture });
+                let keeps_questions = service.keeps_questions(&rows.session);
+                let step = next_step(&rows.session, &rows.open, Posture { keeps_questions, ..posture });
                 // Another process may have wished for something while this was on its way: nobody else would hear of it.
                 change.set.release = step == Step::Leave;
                 Ok(change.set.release.then_some(()))

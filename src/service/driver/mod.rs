@@ -2,6 +2,7 @@
 //! writes down what the harness does. Commands never talk to it; they change rows and ring.
 
 mod ask;
+mod ask_again;
 mod finish;
 mod harness;
 mod review;
@@ -162,7 +163,7 @@ impl Driver {
             harness_runs: self.harness.is_some(),
             put_away: self.live.wants_put_away(),
             closing: self.service.closing.is_cancelled(),
-            restores_exactly: self.service.restores_exactly(session),
+            keeps_questions: self.service.keeps_questions(session),
         }
     }
 
@@ -315,12 +316,19 @@ impl Driver {
 }
 
 impl Service {
+    /// Whether what a lost process of the session asked can still be decided: a new one can be told.
+    pub(super) fn keeps_questions(&self, session: &Session) -> bool {
+        self.approval_recovery(session) != ApprovalRecovery::None
+    }
+
     /// Whether a new process of the session's harness would stand exactly where the last one stood.
     pub(super) fn restores_exactly(&self, session: &Session) -> bool {
-        let exact = |harness: &Arc<dyn crate::harness::Harness>| {
-            harness.capabilities().approval_recovery == ApprovalRecovery::Exact
-        };
-        session.has_resume_state && self.harnesses.get(&session.harness).is_some_and(exact)
+        self.approval_recovery(session) == ApprovalRecovery::Exact
+    }
+
+    fn approval_recovery(&self, session: &Session) -> ApprovalRecovery {
+        let harness = self.harnesses.get(&session.harness).filter(|_| session.has_resume_state);
+        harness.map_or(ApprovalRecovery::None, |harness| harness.capabilities().approval_recovery)
     }
 }
 

@@ -17,8 +17,8 @@ pub(super) struct Posture {
     pub(super) put_away: Option<StopCause>,
     /// Whether the service goes down.
     pub(super) closing: bool,
-    /// Whether a new harness would stand exactly where the last one stood.
-    pub(super) restores_exactly: bool,
+    /// Whether a new harness can be told what is decided of a question that the last one asked.
+    pub(super) keeps_questions: bool,
 }
 
 /// The next step.
@@ -75,7 +75,7 @@ fn step_at_work(session: &Session, open: &[Approval], turn: Ordinal, posture: Po
     if let Some(approval) = owed(open, turn) {
         return Step::Deliver(Box::new(approval.clone()));
     }
-    if posture.closing && posture.restores_exactly && waits(open, turn) {
+    if posture.closing && posture.keeps_questions && waits(open, turn) {
         return Step::Suspend;
     }
     Step::Rest
@@ -91,8 +91,8 @@ fn step_unattended(session: &Session, open: &[Approval], turn: Ordinal, posture:
     let queued = session.turn.as_ref().is_some_and(|turn| turn.status == TurnStatus::Queued);
     match (queued, owed(open, turn)) {
         (true, _) => Step::Start,
-        (false, Some(_)) if posture.restores_exactly => Step::TakeUp,
-        (false, None) if waits(open, turn) && posture.restores_exactly => Step::Leave,
+        (false, Some(_)) if posture.keeps_questions => Step::TakeUp,
+        (false, None) if waits(open, turn) && posture.keeps_questions => Step::Leave,
         (false, _) => Step::EndUnattended,
     }
 }

@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 use crate::domain::approval::ApprovalStatus;
 use crate::domain::event::{EventBody, NewEvent, Output};
 use crate::domain::session::{Session, Wish};
-use crate::domain::turn::{Failure, TurnEnd, TurnStatus};
+use crate::domain::turn::{Failure, TurnEnd, TurnStatus, Usage};
 use crate::harness::{Continuity, HarnessEvent, TurnOutcome};
 use crate::service::turn_end::Ending as Closing;
 use crate::service::{Counters, ServiceResult, fault};
@@ -62,11 +62,16 @@ impl Driver {
     /// Starts a harness that stands in the middle of the current turn.
     pub(super) async fn take_up_turn(&mut self, session: &Session) -> ServiceResult<()> {
         let Some(turn) = session.turn.clone() else { return Ok(()) };
-        self.work = Some(Work::taken_up(&turn, session.limits.turn()));
+        let so_far = self.service.so_far(session.key, &turn).await?;
+        self.work = Some(Work::taken_up(&turn, so_far, session.limits.turn()));
         self.live.works();
         match self.start_harness(session, Some(turn.id.clone())).await? {
             Some(Continuity::Exact) => self.note_taken_up().await,
-            Some(Continuity::New | Continuity::Restored | Continuity::Lost { .. }) => {
+            Some(Continuity::Restored) => {
+                self.note_taken_up().await?;
+                self.tell_what_was_decided(turn.id).await
+            }
+            Some(Continuity::New | Continuity::Lost { .. }) => {
                 self.stop_harness().await;
                 self.end_turn(TurnEnd::Interrupted { delivery_known: true }).await
             }
@@ -168,11 +173,7 @@ impl Driver {
 
     pub(super) fn put_out(&mut self, output: Output) {
         if let Some(work) = &mut self.work {
-            match &output {
-                Output::TextDelta { text } => work.say(text),
-                Output::Usage(usage) => work.usage = Some(*usage),
-                _ => {}
-            }
+            work.so_far.take(&output);
         }
         let event = self.event(output);
         self.outbox.push(event);
@@ -213,6 +214,7 @@ impl Driver {
             (TurnOutcome::Failed(failure), None) => TurnEnd::Failed(failure),
             (TurnOutcome::Cancelled, None) => TurnEnd::Cancelled,
         };
+        self.close_promises().await?;
         self.end_turn(end).await
     }
 
@@ -234,12 +236,37 @@ impl Driver {
         if rows.open.is_empty() {
             return self.end_turn(TurnEnd::Failed(failure)).await;
         }
-        if self.service.restores_exactly(&rows.session) {
+        if self.service.keeps_questions(&rows.session) {
+            let label = format!("{}; what it asked can still be decided", failure.message);
+            self.put_out(Output::Activity { label, tool: None, raw: None });
             // The next step is found from the rows: wait without a harness, or take the turn up to deliver an answer.
-            self.work = None;
-            return Ok(());
+            return self.leave_question().await;
         }
         self.end_turn(TurnEnd::Interrupted { delivery_known: true }).await
+    }
+
+    /// Leaves the turn at work to a later process, which will be told the answer to its question. What was under way beside the
+    /// question is over, unless that process will stand exactly here.
+    pub(super) async fn leave_question(&mut self) -> ServiceResult<()> {
+        let exactly = self.service.restores_exactly(&self.read().await?.session);
+        let mut work = self.work.take();
+        if !exactly {
+            let ended = work.as_mut().map(|work| work.so_far.end_open_calls()).unwrap_or_default();
+            let turn = work.map(|work| work.turn);
+            for output in ended {
+                self.outbox.push(NewEvent { turn: turn.clone(), at: self.now(), body: output.into() });
+            }
+        }
+        self.save_state().await
+    }
+
+    /// The end of the turn at work: its open tool calls end with it. Gives what it said and used.
+    pub(super) fn close_work(&mut self, work: Option<Work>) -> (Option<String>, Option<Usage>) {
+        let Some(mut work) = work else { return (None, None) };
+        for output in work.so_far.end_open_calls() {
+            self.outbox.push(NewEvent { turn: Some(work.turn.clone()), at: self.now(), body: output.into() });
+        }
+        (Some(work.so_far.text), work.so_far.usage)
     }
 
     /// A turn that no harness works on, and none can take up.
@@ -259,10 +286,7 @@ impl Driver {
         let close_as = if lost { ApprovalStatus::Orphaned } else { ApprovalStatus::Cancelled };
         fault::point("end.before");
         let work = self.work.take();
-        let (text, usage) = match &work {
-            Some(work) => (Some(work.text.clone()), work.usage),
-            None => (None, None),
-        };
+        let (text, usage) = self.close_work(work);
         let ended = self
             .commit(|change, rows| {
                 let Some(turn) = rows.current_turn() else { return Ok(None) };

@@ -3,25 +3,39 @@
 use std::time::Duration;
 
 use crate::clock::Timestamp;
-use crate::domain::turn::{Turn, TurnEnd, TurnRef, Usage};
-
-/// The most of the agent's words that a turn's row keeps, in bytes; the events have them all.
-const TEXT_MAX: usize = 1 << 20;
+use crate::domain::approval::Approval;
+use crate::domain::turn::{Turn, TurnEnd, TurnRef};
+use crate::ids::ApprovalId;
+use crate::service::so_far::SoFar;
 
 /// See the module.
 pub(super) struct Work {
     pub(super) turn: TurnRef,
-    /// What the agent said so far.
-    pub(super) text: String,
-    /// Tokens used, as the harness said last.
-    pub(super) usage: Option<Usage>,
+    /// What it has put out.
+    pub(super) so_far: SoFar,
     /// It was told to end.
     pub(super) ending: Option<Ending>,
-    /// It began in another process.
-    pub(super) taken_up: bool,
-    /// The questions that this process has answered.
+    /// Where it began.
+    pub(super) origin: Origin,
+    /// The questions of this process.
+    pub(super) asked: Vec<ApprovalId>,
+    /// Those that it has been answered, by its own ids.
     pub(super) answered: Vec<String>,
     stopwatch: Stopwatch,
+}
+
+/// Where a turn at work began.
+#[derive(Debug)]
+pub(super) enum Origin {
+    /// In this process.
+    Here,
+    /// In a process that is lost; this one stands exactly where that one stood.
+    RestoredExactly,
+    /// In a process that is lost; this one was told what was decided, and asks again.
+    AskingAgain {
+        /// Decisions that it was told of and that the calls which it asks for again will get.
+        promised: Vec<Approval>,
+    },
 }
 
 /// How a turn is to end, and how long its harness has for that.
@@ -41,10 +55,10 @@ impl Work {
     pub(super) fn new(turn: &Turn, limit: Duration, now: Timestamp) -> Self {
         Self {
             turn: turn.reference(),
-            text: String::new(),
-            usage: None,
+            so_far: SoFar::default(),
             ending: None,
-            taken_up: false,
+            origin: Origin::Here,
+            asked: Vec::new(),
             answered: Vec::new(),
             stopwatch: Stopwatch { left: limit, running_since: Some(now) },
         }
@@ -52,16 +66,25 @@ impl Work {
 
     /// A turn that began in another process and waits for a decision. How long it had worked there is not known; it gets its
     /// whole time again.
-    pub(super) fn taken_up(turn: &Turn, limit: Duration) -> Self {
+    pub(super) fn taken_up(turn: &Turn, so_far: SoFar, limit: Duration) -> Self {
         let stopwatch = Stopwatch { left: limit, running_since: None };
-        Self { taken_up: true, stopwatch, ..Self::new(turn, limit, Timestamp::default()) }
+        let origin = Origin::RestoredExactly;
+        Self { so_far, origin, stopwatch, ..Self::new(turn, limit, Timestamp::default()) }
     }
 
-    /// Keeps what the agent says, up to a bound.
-    pub(super) fn say(&mut self, text: &str) {
-        let room = TEXT_MAX.saturating_sub(self.text.len());
-        let end = (0..=room.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        self.text.push_str(&text[..end]);
+    /// Takes the decision that was promised to a call with this digest.
+    pub(super) fn take_promise(&mut self, digest: &str) -> Option<Approval> {
+        let Origin::AskingAgain { promised } = &mut self.origin else { return None };
+        let place = promised.iter().position(|promise| promise.input_digest == digest)?;
+        Some(promised.remove(place))
+    }
+
+    /// Takes the decisions that no call has asked for.
+    pub(super) fn take_promises(&mut self) -> Vec<Approval> {
+        match &mut self.origin {
+            Origin::AskingAgain { promised } => std::mem::take(promised),
+            Origin::Here | Origin::RestoredExactly => Vec::new(),
+        }
     }
 
     /// A person is waited for.
@@ -113,15 +136,5 @@ mod tests {
         let mut work = work(100);
         work.ending = Some(Ending { end: TurnEnd::Cancelled, until: Timestamp(7) });
         assert_eq!(work.deadline(), Some(Timestamp(7)));
-    }
-
-    #[test]
-    fn what_the_agent_says_is_kept_up_to_a_bound_and_never_cut_inside_a_character() {
-        let mut work = work(1);
-        work.say(&"x".repeat(TEXT_MAX - 1));
-        work.say("é");
-        assert_eq!(work.text.len(), TEXT_MAX - 1);
-        work.say("y");
-        assert_eq!(work.text.len(), TEXT_MAX);
     }
 }

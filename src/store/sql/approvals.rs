@@ -148,7 +148,7 @@ pub(super) fn insert(
 pub(super) fn update(a: &Approval) -> Result<Statement> {
     Ok(Statement::new(
         "UPDATE approvals SET status = $2, decision = $3, option_id = $4, reason = $5, edited_input = $6, decided_by = $7,
-            decided_at = $8, dispatched_at = $9, delivered_at = $10
+            decided_at = $8, dispatched_at = $9, delivered_at = $10, native_id = $11
          WHERE id = $1 AND delivered_at IS NULL AND (status = 'pending' OR status = $2 OR $2 IN ('cancelled', 'orphaned'))",
     )
     .bind(a.id.as_str())
@@ -160,7 +160,8 @@ pub(super) fn update(a: &Approval) -> Result<Statement> {
     .bind(a.decided_by.as_deref())
     .bind(a.decided_at)
     .bind(a.dispatched_at)
-    .bind(a.delivered_at))
+    .bind(a.delivered_at)
+    .bind(a.native_id.as_str()))
 }
 
 pub(super) fn read(record: Record) -> Result<Approval> {

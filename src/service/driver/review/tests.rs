@@ -27,11 +27,11 @@ fn approval(turn: Ordinal, status: ApprovalStatus) -> Approval {
 }
 
 fn working() -> Posture {
-    Posture { at_work: Some(ONE), harness_runs: true, restores_exactly: true, ..Posture::default() }
+    Posture { at_work: Some(ONE), harness_runs: true, keeps_questions: true, ..Posture::default() }
 }
 
 fn alone() -> Posture {
-    Posture { restores_exactly: true, ..Posture::default() }
+    Posture { keeps_questions: true, ..Posture::default() }
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn going_down_a_question_is_suspended_where_it_can_be_restored_and_nothing_new_i
     let closing = |posture| Posture { closing: true, ..posture };
     let running = busy(TurnStatus::AwaitingApproval, None);
     assert_eq!(next_step(&running, &pending, closing(working())), Step::Suspend);
-    let inexact = Posture { restores_exactly: false, ..working() };
+    let inexact = Posture { keeps_questions: false, ..working() };
     assert_eq!(next_step(&running, &pending, closing(inexact)), Step::Rest);
     assert_eq!(next_step(&busy(TurnStatus::Queued, None), &[], closing(alone())), Step::Leave);
 }
