@@ -12,6 +12,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
 use crate::domain::approval::PermissionMode;
+use crate::domain::policy::{DeniedTools, Policy};
 use crate::harness::{HarnessConfig, Registry};
 use crate::http::AllowedHosts;
 use crate::service::ServiceOptions;
@@ -125,7 +126,33 @@ struct File {
     log_format: Option<String>,
     log: Option<String>,
     #[serde(default)]
+    policy: PolicyTable,
+    #[serde(default)]
     harness: BTreeMap<String, HarnessConfig>,
+}
+
+/// `[policy]`: what is allowed, whatever a session or a person says.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct PolicyTable {
+    /// Refused in every org.
+    deny_tools: Vec<String>,
+    /// By harness.
+    harness: BTreeMap<String, HarnessPolicy>,
+    /// By org.
+    org: BTreeMap<String, OrgPolicy>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HarnessPolicy {
+    max_permission_mode: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OrgPolicy {
+    deny_tools: Vec<String>,
 }
 
 /// A number of the file, as the text that a flag would be.
@@ -247,11 +274,15 @@ impl ServeArgs {
         let mut data = resolve_data(&self.data, &file, &mut reading);
         self.resolve_replica(&file, &mut data, &mut reading);
         let (listen, public_hosts) = self.resolve_listen(&file, &mut reading);
-        let service = self.resolve_service(&file, &data, &mut reading);
+        let mut service = self.resolve_service(&file, &data, &mut reading);
         let harnesses = Registry::new(&file.harness).unwrap_or_else(|wrong| {
             reading.0.extend(wrong.iter().map(ToString::to_string));
             Registry::default()
         });
+        service.policy = self.resolve_policy(&file, &mut reading);
+        for name in file.policy.harness.keys().filter(|name| harnesses.get(name).is_none()) {
+            reading.0.push(format!("policy.harness.{name}: there is no such harness"));
+        }
         let format = self.log_format.as_deref().or(file.log_format.as_deref());
         let log_format = match format.map(LogFormat::parse) {
             None => LogFormat::for_this_terminal(),
@@ -318,13 +349,38 @@ impl ServeArgs {
         store.instance = Some(Instance::new(name, data.data_dir.join("instances")));
     }
 
-    fn resolve_service(&self, file: &File, data: &DataConfig, reading: &mut Reading) -> ServiceOptions {
-        let mode = self.max_permission_mode.as_ref().or(file.max_permission_mode.as_ref());
-        let mode = mode.map_or(Ok(PermissionMode::AllowAll), |mode| {
+    fn resolve_policy(&self, file: &File, reading: &mut Reading) -> Policy {
+        let read_mode = |name: &str, mode: &str| {
             PermissionMode::parse(mode).ok_or_else(|| {
-                format!("max_permission_mode: {mode:?} is none of ask, allow_reads, allow_edits, allow_all")
+                format!("{name}: {mode:?} is none of ask, allow_reads, allow_edits, allow_all")
             })
-        });
+        };
+        let read_tools = |name: &str, tools: &[String]| {
+            DeniedTools::parse(tools.iter().map(String::as_str))
+                .map_err(|complaint| format!("{name}: {complaint}"))
+        };
+        let mode = self.max_permission_mode.as_ref().or(file.max_permission_mode.as_ref());
+        let mode = mode.map_or(Ok(PermissionMode::AllowAll), |mode| read_mode("max_permission_mode", mode));
+        let table = &file.policy;
+        let mut policy = Policy {
+            max_permission_mode: reading.note(mode, PermissionMode::Ask),
+            denied_tools: reading
+                .note(read_tools("policy.deny_tools", &table.deny_tools), DeniedTools::default()),
+            ..Policy::open()
+        };
+        for (harness, own) in &table.harness {
+            let name = format!("policy.harness.{harness}.max_permission_mode");
+            let mode = reading.note(read_mode(&name, &own.max_permission_mode), PermissionMode::Ask);
+            policy.harness_modes.insert(harness.clone(), mode);
+        }
+        for (org, own) in &table.org {
+            let tools = read_tools(&format!("policy.org.{org}.deny_tools"), &own.deny_tools);
+            policy.org_denied_tools.insert(org.clone(), reading.note(tools, DeniedTools::default()));
+        }
+        policy
+    }
+
+    fn resolve_service(&self, file: &File, data: &DataConfig, reading: &mut Reading) -> ServiceOptions {
         let roots = if self.workspace_root.is_empty() { &file.workspace_root } else { &self.workspace_root };
         let workspace_roots = roots.iter().map(PathBuf::from).collect::<Vec<_>>();
         for root in workspace_roots.iter().filter(|root| !root.is_absolute() || !root.is_dir()) {
@@ -364,7 +420,7 @@ impl ServeArgs {
             replica_ttl: data.store.replica_ttl,
             ..ServiceOptions::new(data.data_dir.clone())
         };
-        let options = ServiceOptions {
+        ServiceOptions {
             idle_ttl: seconds(
                 "idle_ttl_seconds",
                 self.idle_ttl_seconds.as_ref(),
@@ -396,8 +452,7 @@ impl ServeArgs {
             requests_per_second: NonZeroU32::new(rate.ceil() as u32),
             workspace_roots,
             ..defaults
-        };
-        ServiceOptions { max_permission_mode: reading.note(mode, PermissionMode::Ask), ..options }
+        }
     }
 }
 

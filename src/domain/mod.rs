@@ -6,6 +6,7 @@ pub mod approval;
 pub mod event;
 pub mod lease;
 pub mod limits;
+pub mod policy;
 pub mod recovery;
 pub mod scope;
 pub mod session;

@@ -216,6 +216,19 @@ pub enum Wish {
 
 named_values!(Wish { Cancel => "cancel", Stop => "stop", Destroy => "destroy" });
 
+/// What becomes of a session when its conversation cannot be taken up by a new process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnContextLoss {
+    /// It goes on without, and its log says so.
+    #[default]
+    Fresh,
+    /// The turn fails; what is kept of the conversation stays for another try.
+    Fail,
+}
+
+named_values!(OnContextLoss { Fresh => "fresh", Fail => "fail" });
+
 /// A session's row, but for its resume state, which only the harness gets to see.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
@@ -241,6 +254,8 @@ pub struct Session {
     pub instructions: Option<String>,
     /// How far the agent's own labels are trusted.
     pub permission_mode: PermissionMode,
+    /// What becomes of it when its conversation cannot be taken up.
+    pub on_context_loss: OnContextLoss,
     /// The directory the harness works in, absolute.
     pub workspace: String,
     /// Time limits.
@@ -300,6 +315,7 @@ impl Session {
             metadata: BTreeMap::new(),
             instructions: None,
             permission_mode: PermissionMode::default(),
+            on_context_loss: OnContextLoss::default(),
             workspace: String::new(),
             limits: Limits::default(),
             settings: Value::Object(serde_json::Map::new()),

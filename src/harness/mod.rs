@@ -21,6 +21,7 @@ pub use self::fence::Fence;
 pub use self::registry::{HarnessConfig, Registry, RegistryError};
 use crate::domain::approval::{ApprovalOption, Decision, PermissionMode};
 use crate::domain::event::Output;
+use crate::domain::policy::DeniedTools;
 use crate::domain::turn::{Failure, Prompt};
 use crate::ids::{SessionId, TurnId};
 
@@ -122,6 +123,8 @@ pub struct StartOptions {
     pub instructions: Option<String>,
     /// The session's permission mode. The service answers permissions; a runtime needs it only to choose what it asks.
     pub permission_mode: PermissionMode,
+    /// Tools that the operator refuses. The service answers questions about them; a runtime runs none of them unasked.
+    pub denied_tools: DeniedTools,
     /// As [`Harness::validate`] gave them back.
     pub settings: Value,
     /// What [`HarnessEvent::Checkpoint`] or [`HarnessSession::detach`] gave last.

@@ -26,7 +26,7 @@ use super::views::{List, PromptSchema, SessionJson, View, json_text};
 use crate::domain::approval::PermissionMode;
 use crate::domain::limits::Limits;
 use crate::domain::scope::{Principal, Scope};
-use crate::domain::session::SessionStatus;
+use crate::domain::session::{OnContextLoss, SessionStatus};
 use crate::domain::turn::{Prompt, Turn};
 use crate::service::{
     CreateSession, Effect, OnceAnswer, OnceRequest, RenderAnswer, Seen, Service, SessionFilter, SessionPatch,
@@ -68,6 +68,10 @@ pub struct CreateBody {
     /// ask, allow_reads, allow_edits or allow_all.
     #[schema(value_type = Option<String>)]
     permission_mode: Option<PermissionMode>,
+    /// What becomes of the session when a new process cannot take its conversation up: fresh (the default) to go on without it and say
+    /// so in the log, or fail.
+    #[schema(value_type = Option<String>)]
+    on_context_loss: Option<OnContextLoss>,
     /// A path inside a root that the operator allows; else a fresh directory.
     workspace: Option<String>,
     /// Time limits.
@@ -100,6 +104,7 @@ impl CreateBody {
             metadata: self.metadata.unwrap_or_default(),
             instructions: self.instructions,
             permission_mode: self.permission_mode.unwrap_or_default(),
+            on_context_loss: self.on_context_loss.unwrap_or_default(),
             workspace: self.workspace,
             limits: self.limits.unwrap_or_default(),
             settings: self.settings.unwrap_or(Value::Null),

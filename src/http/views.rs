@@ -187,6 +187,8 @@ pub struct SessionJson {
     usage: UsageView,
     /// ask, allow_reads, allow_edits or allow_all.
     permission_mode: &'static str,
+    /// fresh or fail.
+    on_context_loss: &'static str,
     workspace: String,
     metadata: BTreeMap<String, String>,
     last_event_seq: i64,
@@ -230,6 +232,7 @@ impl From<&SessionView> for SessionJson {
             queued_turns: session.queued_turns,
             usage: session.usage.into(),
             permission_mode: session.permission_mode.as_str(),
+            on_context_loss: session.on_context_loss.as_str(),
             workspace: session.workspace,
             metadata: session.metadata,
             last_event_seq: session.last_event_seq,
@@ -397,7 +400,7 @@ pub(super) mod tests {
         let view = SessionView { session: session(), live: false, resumable: true };
         let json = serde_json::to_value(SessionJson::from(&view)).unwrap();
         let contract = "id run_id thread_id org_id owner_id harness title status live resumable stop_cause pending_approval
-            pending_approval_count resolved_approval_ids turn queued_turns usage permission_mode workspace metadata
+            pending_approval_count resolved_approval_ids turn queued_turns usage permission_mode on_context_loss workspace metadata
             last_event_seq created_at updated_at last_active_at stopped_at";
         let contract: Vec<String> = contract.split_whitespace().map(Into::into).collect();
         assert_eq!(sorted(keys(&json)), sorted(contract));

@@ -11,7 +11,7 @@ use crate::domain::approval::PermissionMode;
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::limits::{Limits, NAME_MAX_CHARS, is_name, metadata_complaint};
 use crate::domain::scope::Principal;
-use crate::domain::session::{Session, SessionState, Transition};
+use crate::domain::session::{OnContextLoss, Session, SessionState, Transition};
 use crate::domain::turn::{Ordinal, Prompt, Turn};
 use crate::harness::Harness;
 use crate::ids::{SessionId, SessionKey, mint_run_id};
@@ -44,6 +44,8 @@ pub struct CreateSession {
     pub settings: Value,
     /// The W3C trace context of the request.
     pub traceparent: Option<String>,
+    /// What becomes of the session when its conversation cannot be taken up.
+    pub on_context_loss: OnContextLoss,
 }
 
 impl Service {
@@ -73,9 +75,7 @@ impl Service {
         once: Option<OnceRequest>,
     ) -> ServiceResult<SessionView> {
         let (session, turn) = self.compose(org, owner, input)?;
-        if turn.is_some() {
-            self.refuse_when_full()?;
-        }
+        let _room = if turn.is_some() { Some(self.make_room().await?) } else { None };
         workspace::make(&self.options, &session).await.map_err(ServiceError::Directory)?;
         let at = session.created_at;
         let view = SessionView { live: false, resumable: true, session };
@@ -125,11 +125,9 @@ impl Service {
             .ok_or_else(|| ServiceError::UnknownHarness(input.harness.clone()))?;
         let id = SessionId::mint();
         let mut complaints = complaints_about(&input);
-        if input.permission_mode > self.options.max_permission_mode {
-            complaints.push(format!(
-                "permission_mode: the operator allows at most {}",
-                self.options.max_permission_mode
-            ));
+        let max_mode = self.options.policy.max_mode(&input.harness);
+        if input.permission_mode > max_mode {
+            complaints.push(format!("permission_mode: the operator allows at most {max_mode}"));
         }
         let prompt = input.prompt.map(Prompt::trimmed).transpose();
         let prompt = prompt.unwrap_or_else(|blank| {
@@ -169,6 +167,7 @@ impl Service {
             metadata: input.metadata,
             instructions: input.instructions,
             permission_mode: input.permission_mode,
+            on_context_loss: input.on_context_loss,
             workspace,
             limits: input.limits,
             settings,
@@ -179,14 +178,6 @@ impl Service {
             ..Session::new(key, org, owner, input.harness, at)
         };
         Ok((session, turn))
-    }
-
-    /// No more sessions are taken in hand than the operator allows.
-    pub(super) fn refuse_when_full(&self) -> ServiceResult<()> {
-        if self.live.count() >= self.options.max_live {
-            return Err(ServiceError::Overloaded("as many sessions are live as this service may have"));
-        }
-        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The sessions that a driver of this process has in hand.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, watch};
@@ -50,6 +51,18 @@ impl Live {
         *lock(&self.rest) = Rest::default();
     }
 
+    /// Wants the session put away when it is at rest; false when somebody has wanted it already, or it is at work.
+    fn evict(&self, cause: StopCause) -> bool {
+        let mut rest = lock(&self.rest);
+        if rest.idle_since.is_none() || rest.put_away.is_some() {
+            return false;
+        }
+        rest.put_away = Some(cause);
+        drop(rest);
+        self.ring();
+        true
+    }
+
     /// Wants the session put away when it is at rest.
     pub(super) fn put_away(&self, cause: StopCause) {
         lock(&self.rest).put_away = Some(cause);
@@ -72,6 +85,51 @@ impl Live {
 #[derive(Debug, Default)]
 pub(super) struct LiveSessions {
     map: Mutex<HashMap<SessionKey, Arc<Live>>>,
+    crowd: Mutex<Crowd>,
+    /// Rings when a session, or room for one, is let go.
+    left: Notify,
+}
+
+/// Those who are about to make a session live.
+#[derive(Debug, Default)]
+struct Crowd {
+    /// They have room.
+    reserved: usize,
+    /// They wait for it.
+    waiting: usize,
+}
+
+/// A place among those who want room.
+pub(super) struct Seat(Arc<LiveSessions>);
+
+/// Room for one session, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Room(Arc<LiveSessions>);
+
+impl Seat {
+    /// Room, where fewer sessions are live than that.
+    pub(super) fn reserve(&mut self, max: usize) -> Option<Room> {
+        let live = self.0.count();
+        let mut crowd = lock(&self.0.crowd);
+        if live + crowd.reserved >= max {
+            return None;
+        }
+        crowd.reserved += 1;
+        Some(Room(Arc::clone(&self.0)))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        lock(&self.0.crowd).waiting -= 1;
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        lock(&self.0.crowd).reserved -= 1;
+        self.0.left.notify_waiters();
+    }
 }
 
 impl LiveSessions {
@@ -100,6 +158,33 @@ impl LiveSessions {
     pub(super) fn let_go(&self, live: &Live) {
         lock(&self.map).remove(&live.key);
         live.gone.send_replace(true);
+        self.left.notify_waiters();
+    }
+
+    /// Joins those who want room.
+    pub(super) fn queue(self: Arc<Self>) -> Seat {
+        lock(&self.crowd).waiting += 1;
+        Seat(self)
+    }
+
+    /// Resolves when a session, or room for one, is let go from now on.
+    pub(super) fn left(&self) -> impl Future<Output = ()> {
+        let mut left = Box::pin(self.left.notified());
+        left.as_mut().enable();
+        left
+    }
+
+    /// Has as many of the longest idle sessions put away as there are who want room. False when none is idle, or on its way.
+    pub(super) fn put_idle_away(&self, cause: StopCause) -> bool {
+        let mut idle: Vec<(Timestamp, Arc<Live>)> = lock(&self.map)
+            .values()
+            .filter_map(|live| Some((lock(&live.rest).idle_since?, Arc::clone(live))))
+            .collect();
+        idle.sort_by_key(|(since, _)| *since);
+        let leaving = idle.iter().filter(|(_, live)| live.wants_put_away().is_some()).count();
+        let wanted = lock(&self.crowd).waiting.saturating_sub(leaving);
+        let evicted = idle.iter().filter(|(_, live)| live.evict(cause)).take(wanted).count();
+        leaving + evicted > 0
     }
 
     /// How many are in hand.

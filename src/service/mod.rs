@@ -22,6 +22,7 @@ mod rate;
 mod ready;
 mod recovery;
 mod rehydrate;
+mod room;
 mod rows;
 mod run_locks;
 mod shutdown;
@@ -54,7 +55,7 @@ pub use self::prompt::{PromptSession, WhenBusy};
 use self::rows::Rows;
 pub use self::stream::{Tail, Until};
 use crate::clock::Clock;
-use crate::domain::approval::PermissionMode;
+use crate::domain::policy::Policy;
 use crate::domain::session::Session;
 use crate::harness::Registry;
 pub use crate::harness::{Availability, Harness};
@@ -72,8 +73,8 @@ pub struct ServiceOptions {
     pub data_dir: PathBuf,
     /// Directories in which callers may choose their own workspace.
     pub workspace_roots: Vec<PathBuf>,
-    /// The furthest that a session may trust an agent's labels.
-    pub max_permission_mode: PermissionMode,
+    /// What the operator allows, whatever a session or a person says.
+    pub policy: Policy,
     /// How long a live session may be idle before it is put away.
     pub idle_ttl: Duration,
     /// How often the sweeper looks.
@@ -106,7 +107,7 @@ impl ServiceOptions {
         Self {
             data_dir,
             workspace_roots: Vec::new(),
-            max_permission_mode: PermissionMode::AllowAll,
+            policy: Policy::open(),
             idle_ttl: Duration::from_secs(900),
             sweep_interval: Duration::from_secs(5),
             cancel_grace: Duration::from_secs(5),
@@ -153,7 +154,7 @@ pub struct Service {
     clock: Clock,
     options: ServiceOptions,
     membership: membership::Membership,
-    live: live::LiveSessions,
+    live: Arc<live::LiveSessions>,
     locks: run_locks::RunLocks,
     once: once::InFlight,
     keys: keys::KeyCache,
@@ -181,7 +182,7 @@ impl Service {
             rate: rate::RateLimit::new(options.requests_per_second),
             options,
             membership: membership::Membership::default(),
-            live: live::LiveSessions::default(),
+            live: Arc::default(),
             locks: run_locks::RunLocks::default(),
             once: once::InFlight::default(),
             keys: keys::KeyCache::default(),

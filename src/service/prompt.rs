@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::once::Effect;
+use super::room::Room;
 use super::rows::Rows;
 use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView};
 use crate::domain::approval::{Approval, ApprovalStatus};
@@ -66,19 +67,25 @@ impl Service {
         }
         let input = PromptSession { prompt, ..input };
         let this = Arc::clone(self);
-        self.unit(async move { this.queue_prompt(&found, input, once).await }).await
+        self.unit(async move {
+            // Before the session's mutex is taken: the session that is put away for it has one as well.
+            let room = if found.holder.is_some() { None } else { this.make_room().await.ok() };
+            this.queue_prompt(&found, input, room, once).await
+        })
+        .await
     }
 
     async fn queue_prompt(
         self: &Arc<Self>,
         found: &Session,
         input: PromptSession,
+        room: Option<Room>,
         once: Option<OnceRequest>,
     ) -> ServiceResult<(SessionView, Turn)> {
         let _guard = self.locks.lock(found.key).await;
         let (session, turn) = self
             .change(found.key, |Rows { session, open, .. }| {
-                self.refuse_prompt(session, open, input.when_busy)?;
+                self.refuse_prompt(session, open, input.when_busy, room.is_some())?;
                 let (mut change, turn) = self.queue_change(session, &input)?;
                 let view = self.view(session.clone());
                 let effect = Effect { session: &view, turn: Some(&turn), approval: None };
@@ -91,7 +98,13 @@ impl Service {
         Ok((self.view(session), turn))
     }
 
-    fn refuse_prompt(&self, session: &Session, open: &[Approval], when_busy: WhenBusy) -> ServiceResult<()> {
+    fn refuse_prompt(
+        &self,
+        session: &Session,
+        open: &[Approval],
+        when_busy: WhenBusy,
+        has_room: bool,
+    ) -> ServiceResult<()> {
         if matches!(session.state, SessionState::Destroyed { .. }) || session.wish == Some(Wish::Destroy) {
             return Err(ServiceError::SessionDestroyed(session.id.clone()));
         }
@@ -124,7 +137,10 @@ impl Service {
         if let Availability::Missing { why, .. } = harness.availability() {
             return Err(ServiceError::HarnessUnavailable(Failure::new("harness_unavailable", why)));
         }
-        self.refuse_when_full()
+        if !has_room {
+            return Err(ServiceError::Overloaded("as many sessions are live as this service may have"));
+        }
+        Ok(())
     }
 
     fn queue_change(&self, session: &Session, input: &PromptSession) -> ServiceResult<(Change, Turn)> {

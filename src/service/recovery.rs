@@ -132,8 +132,10 @@ impl Service {
         let Some(holder) = holder else {
             // A turn was accepted and its process died, or went down, before a driver had it.
             let session = self.store.find_session_by_key(key).await?;
-            let has_room = self.refuse_when_full().is_ok();
-            return Ok(session.filter(|_| has_room).is_some_and(|session| self.ensure_driver(&session)));
+            let room = self.make_room().await.ok();
+            return Ok(session
+                .filter(|_| room.is_some())
+                .is_some_and(|session| self.ensure_driver(&session)));
         };
         let replica = self.membership.term().replica;
         let Some(lease) = self.store.claim(key, &replica, Some(self.takeover(holder))).await? else {
@@ -168,7 +170,8 @@ impl Service {
         if planned == RecoveryPlan::Fulfil(Wish::Destroy) {
             workspace::erase(&self.options, &rows.session, false).await;
         }
-        if goes_on && self.refuse_when_full().is_ok() {
+        // Where there is no room, a later pass finds it without a holder.
+        if goes_on && let Ok(_room) = self.make_room().await {
             self.ensure_driver(&Session { holder: None, ..rows.session });
         }
         Ok(true)

@@ -26,6 +26,7 @@ impl Service {
         open_turn: Option<TurnId>,
     ) -> ServiceResult<StartOptions> {
         let (store, lost) = (Arc::clone(&self.store), self.membership.term().lost);
+        let policy = &self.options.policy;
         let fence = Fence::new(move || store.pulse().is_alive() && !lost.is_cancelled());
         // The directories may be gone: the database is what lasts.
         workspace::make(&self.options, session).await.map_err(ServiceError::Directory)?;
@@ -34,7 +35,8 @@ impl Service {
             workspace: PathBuf::from(&session.workspace),
             state_dir: workspace::state_dir(&self.options, &session.id),
             instructions: session.instructions.clone(),
-            permission_mode: session.permission_mode,
+            permission_mode: session.permission_mode.min(policy.max_mode(&session.harness)),
+            denied_tools: policy.denied_in(&session.org_id),
             settings: session.settings.clone(),
             resume: self.store.find_resume_state(session.key).await?,
             open_turn,
@@ -43,15 +45,22 @@ impl Service {
     }
 }
 
+/// Why the conversation so far is lost to a harness that has started; `None` when it is not.
+pub(super) fn lost_context(session: &Session, continuity: &Continuity) -> Option<String> {
+    match continuity {
+        Continuity::Lost { reason } => Some(reason.clone()),
+        Continuity::New => session.started.then(|| "there was no state to resume from".to_owned()),
+        Continuity::Exact | Continuity::Restored => None,
+    }
+}
+
 /// What the session's log says about a harness that has started: never silent about a conversation that was lost.
 pub(super) fn continuity_event(session: &Session, continuity: &Continuity) -> Option<EventBody> {
     match continuity {
-        Continuity::Lost { reason } => Some(EventBody::SessionContextLost { reason: reason.clone() }),
-        Continuity::New if session.started => {
-            Some(EventBody::SessionContextLost { reason: "there was no state to resume from".to_owned() })
-        }
-        Continuity::New => None,
         Continuity::Exact => Some(EventBody::SessionRehydrated { exact: true }),
         Continuity::Restored => Some(EventBody::SessionRehydrated { exact: false }),
+        Continuity::New | Continuity::Lost { .. } => {
+            lost_context(session, continuity).map(|reason| EventBody::SessionContextLost { reason })
+        }
     }
 }

@@ -21,6 +21,7 @@ mod cli_terminal;
 mod crash;
 mod deployment;
 mod idempotency;
+mod policy;
 mod postgres;
 mod real_codex;
 mod replicas;

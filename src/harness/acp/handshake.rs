@@ -49,6 +49,10 @@ async fn conversation(link: &Link, restore: Restore, options: &StartOptions) -> 
         None => None,
         Some(state) => match (serde_json::from_value::<State>(state.clone()), restore) {
             (Err(_), _) => Some("the stored state is not one of an ACP agent".to_owned()),
+            // Agents look a conversation up by its directory, and one that does not would work on in a place that it does not know.
+            (Ok(state), _) if state.cwd != link.shared.cwd => {
+                Some(format!("the conversation was held in another directory, {}", state.cwd))
+            }
             (Ok(_), Restore::Never) => Some(format!("{} cannot take a conversation up", link.shared.name)),
             (Ok(state), Restore::Resume) => match take_up(link, "session/resume", state, options).await? {
                 Ok(opened) => return Ok(opened),

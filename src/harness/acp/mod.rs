@@ -38,6 +38,7 @@ use self::config::Places;
 pub use self::config::{AcpConfig, AfterNew};
 use self::link::{Link, Terms};
 use self::process::Process;
+use self::pump::WRITE_TOOL;
 use self::session::AcpSession;
 use super::{ApprovalRecovery, Availability, Capabilities, Harness, StartError, StartOptions, Started};
 use crate::domain::turn::Failure;
@@ -150,7 +151,8 @@ impl Harness for AcpHarness {
             name: self.shown_name(),
             cwd: &workspace,
             write_deadline: self.config.write_deadline(),
-            writes_allowed: options.permission_mode.allows("edit"),
+            writes_allowed: options.permission_mode.allows("edit")
+                && !options.denied_tools.denies(WRITE_TOOL, "edit"),
             tools: self.config.tool_customs(),
             fence: options.fence.clone(),
         };

@@ -36,6 +36,9 @@ const LAST_WORDS_MAX_BYTES: usize = 2 << 20;
 
 const LOGGED_CHARS: usize = 200;
 
+/// Under this name a person is asked about a write through us.
+pub(super) const WRITE_TOOL: &str = "fs/write_text_file";
+
 /// Something that the session's controls ask of the pump, because only the pump puts events out.
 #[derive(Debug)]
 pub(super) enum Job {
@@ -353,7 +356,7 @@ impl Pump {
             Ok(write) => {
                 let request = ApprovalRequest {
                     native_id: String::new(),
-                    tool: "fs/write_text_file".to_owned(),
+                    tool: WRITE_TOOL.to_owned(),
                     title: format!("Write {}", self.workspace.roots().shown(&write.path)),
                     kind: "edit".to_owned(),
                     input: json!({"path": write.path, "content": write.content}),

@@ -83,7 +83,8 @@ impl Harness for ScriptedHarness {
 
         let (events, receiver) = mpsc::channel(EVENT_QUEUE);
         let session = ScriptedSession::spawn(|commands| {
-            Task::new(commands, events, state, workspace, Duration::from_millis(delay))
+            let delay = Duration::from_millis(delay);
+            Task::new(commands, events, state, workspace, options.denied_tools, delay)
         });
         Ok(Started { session: Box::new(session), events: receiver, continuity, native_id: None })
     }

@@ -13,6 +13,7 @@ use super::session::Command;
 use super::state::{Phase, State, Turn, Verdict};
 use super::workspace::Workspace;
 use crate::domain::event::Output;
+use crate::domain::policy::DeniedTools;
 use crate::domain::turn::Failure;
 use crate::harness::{Answer, HarnessError, HarnessEvent, TurnInput, TurnOutcome};
 
@@ -25,6 +26,7 @@ pub(super) struct Task {
     events: mpsc::Sender<HarnessEvent>,
     pub(super) state: State,
     pub(super) workspace: Workspace,
+    pub(super) denied: DeniedTools,
     pub(super) token_delay: Duration,
     /// The turn at work is to end.
     cancelled: bool,
@@ -66,9 +68,10 @@ impl Task {
         events: mpsc::Sender<HarnessEvent>,
         state: State,
         workspace: Workspace,
+        denied: DeniedTools,
         token_delay: Duration,
     ) -> Self {
-        Self { commands, events, state, workspace, token_delay, cancelled: false, stopped: false }
+        Self { commands, events, state, workspace, denied, token_delay, cancelled: false, stopped: false }
     }
 
     /// Lives until it is stopped, dropped, or dies by its script.

@@ -53,6 +53,7 @@ fn options(workspace: &TempDir, resume: Option<Value>) -> StartOptions {
         state_dir: workspace.path().to_owned(),
         instructions: None,
         permission_mode: PermissionMode::Ask,
+        denied_tools: crate::domain::policy::DeniedTools::default(),
         settings: json!({ "token_delay_ms": 0 }),
         resume,
         fence: Fence::open(),

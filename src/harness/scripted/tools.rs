@@ -23,6 +23,13 @@ impl Task {
     pub async fn call(&mut self, call: Call) -> Result<(), End> {
         let id = self.state.new_call_id();
         self.put(tool_started(&id, &call.name, &call.input)).await?;
+        if self.denied.denies(&call.name, kind(&call.name)) {
+            let result = Err(
+                json!({ "ok": false, "denied": true, "reason": "the operator does not allow this tool" }),
+            );
+            let refused = Executed { result, changed: None };
+            return self.tell_executed(&id, &call.name, call.input, refused).await.map(drop);
+        }
         self.record(Effect::tool(&call.name, &id)).await.map_err(End::failed)?;
         let executed = self.execute(call.effect, &call.input).await;
         self.tell_executed(&id, &call.name, call.input, executed).await?;

@@ -2,8 +2,9 @@
 
 use super::Driver;
 use super::work::Origin;
-use crate::domain::approval::{Approval, ApprovalStatus, Decision};
+use crate::domain::approval::{Approval, ApprovalStatus, Decision, choose_option};
 use crate::domain::event::{EventBody, NewEvent, Output};
+use crate::domain::policy::Policy;
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, Transition, pending_of};
 use crate::domain::turn::{TurnEnd, TurnRef, TurnStatus};
@@ -34,7 +35,10 @@ impl Driver {
         if known {
             return Ok(());
         }
-        let asked = self.commit(|change, rows| put_question(change, rows, &request, &turn).map(Some)).await?;
+        let policy = self.service.options.policy.clone();
+        let asked = self
+            .commit(|change, rows| put_question(change, rows, &request, &turn, &policy).map(Some))
+            .await?;
         fault::point("ask.stored");
         Counters::add(&self.service.counters.approvals_requested);
         let now = self.now();
@@ -230,19 +234,22 @@ fn question(request: &ApprovalRequest, session: &Session, turn: &TurnRef, change
     }
 }
 
-/// Stores a question, and its answer where the session's permission mode gives one.
+/// Stores a question, and its answer where the operator's policy or the session's permission mode gives one.
 fn put_question(
     change: &mut Change,
     rows: &Rows,
     request: &ApprovalRequest,
     turn: &TurnRef,
+    policy: &Policy,
 ) -> ServiceResult<Approval> {
     let session = &rows.session;
     let asked = question(request, session, turn, change);
     let at = change.set.at;
     let say = |body| NewEvent { turn: Some(turn.clone()), at, body };
     change.events.push(say(EventBody::ApprovalRequested { approval: Box::new(asked.clone()) }));
-    if let Some(answered) = answered_by_mode(&asked, session) {
+    let answered =
+        denied_by_policy(&asked, session, policy).or_else(|| answered_by_mode(&asked, session, policy));
+    if let Some(answered) = answered {
         change.events.push(say(EventBody::ApprovalResolved { approval: Box::new(answered.clone()) }));
         change.set.resolved_approval_ids = Some(session.resolved_ids_with([answered.id.clone()]));
         change.approvals.push(ApprovalWrite::Insert(Box::new(answered.clone())));
@@ -259,9 +266,26 @@ fn put_question(
     Ok(asked)
 }
 
+/// The question with a denial, where the operator refuses the tool: no person is asked then.
+fn denied_by_policy(asked: &Approval, session: &Session, policy: &Policy) -> Option<Approval> {
+    if !policy.denied_in(&session.org_id).denies(&asked.tool, &asked.kind) {
+        return None;
+    }
+    Some(Approval {
+        status: ApprovalStatus::Denied,
+        decision: Some(Decision::Deny),
+        option_id: choose_option(&asked.options, Decision::Deny).map(|option| option.id.clone()),
+        reason: Some("the operator does not allow this tool".to_owned()),
+        decided_by: Some("policy".to_owned()),
+        decided_at: Some(asked.requested_at),
+        ..asked.clone()
+    })
+}
+
 /// The question with the answer that the session's permission mode gives, if it gives one.
-fn answered_by_mode(asked: &Approval, session: &Session) -> Option<Approval> {
-    let mode = session.permission_mode;
+fn answered_by_mode(asked: &Approval, session: &Session, policy: &Policy) -> Option<Approval> {
+    // What the operator allows may have become less since the session was made.
+    let mode = session.permission_mode.min(policy.max_mode(&session.harness));
     let option = mode.automatic_option(&asked.kind, &asked.options);
     // A harness without options takes a plain yes, which is for this call alone.
     if option.is_none() && !(asked.options.is_empty() && mode.allows(&asked.kind)) {

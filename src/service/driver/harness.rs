@@ -7,11 +7,11 @@ use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use super::Driver;
-use crate::domain::session::Session;
+use crate::domain::session::{OnContextLoss, Session};
 use crate::domain::turn::{Failure, Turn, TurnEnd};
 use crate::harness::{Continuity, HarnessError, HarnessEvent, HarnessSession, StartError, Started};
 use crate::ids::TurnId;
-use crate::service::rehydrate::continuity_event;
+use crate::service::rehydrate::{continuity_event, lost_context};
 use crate::service::{Counters, ServiceResult, fault};
 
 /// The longest that any harness may take to start; adapters have their own, shorter one.
@@ -117,6 +117,10 @@ impl Driver {
                 })
             }
         };
+        let started = match started {
+            Ok(started) => refuse_fresh(session, started).await,
+            error => error,
+        };
         match started {
             Ok(started) => self.welcome(session, started).await.map(Some),
             Err(error) => {
@@ -165,6 +169,19 @@ impl Driver {
             Counters::add(&self.service.counters.rehydrated);
         }
         Ok(continuity)
+    }
+}
+
+/// A harness that starts empty is no use to a session that is to fail then. What it had is kept for another try.
+async fn refuse_fresh(session: &Session, started: Started) -> Result<Started, StartError> {
+    let lost = lost_context(session, &started.continuity);
+    match lost.filter(|_| session.on_context_loss == OnContextLoss::Fail) {
+        None => Ok(started),
+        Some(reason) => {
+            drop(started.events);
+            started.session.stop().await;
+            Err(StartError::Failed(Failure::new("context_lost", reason)))
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use super::{Expect, LastSeq, Step, Write, approvals, once, turns};
 use crate::domain::approval::PermissionMode;
 use crate::domain::limits::{Limits, RESUME_STATE_MAX_BYTES};
 use crate::domain::scope::Scope;
-use crate::domain::session::{Session, SessionState, SessionStatus, StopCause, Wish};
+use crate::domain::session::{OnContextLoss, Session, SessionState, SessionStatus, StopCause, Wish};
 use crate::domain::turn::{Failure, Ordinal, Usage};
 use crate::ids::{ApprovalId, ReplicaId, SessionId, SessionKey};
 use crate::store::Result;
@@ -27,7 +27,7 @@ macro_rules! select_session {
     ($rest:literal) => {
         concat!(
             "SELECT s.session_key, s.id, s.org_id, s.owner_id, s.run_id, s.thread_id, s.harness_name, s.title, s.metadata,
-                s.instructions, s.permission_mode, s.workspace_ref, s.turn_seconds, s.approval_seconds, s.settings,
+                s.instructions, s.permission_mode, s.on_context_loss, s.workspace_ref, s.turn_seconds, s.approval_seconds, s.settings,
                 s.status, s.stop_cause, s.error_code, s.error_message, s.stopped_at, s.wish, s.turn_ordinal, s.turn_count,
                 s.queued_turns, s.pending_approval, s.pending_approval_count, s.resolved_approval_ids,
                 s.provider_session_id, s.started, s.resume_state IS NOT NULL AS has_resume_state, s.input_tokens,
@@ -236,9 +236,9 @@ pub(super) fn insert(new: &NewSession) -> Result<Statement> {
         "INSERT INTO agent_harness_sessions (session_key, id, org_id, owner_id, run_id, thread_id, harness_name, title,
             metadata, instructions, permission_mode, workspace_ref, turn_seconds, approval_seconds, settings, status,
             turn_ordinal, turn_count, queued_turns, pending_approval_count, resolved_approval_ids, started, input_tokens,
-            output_tokens, usage_complete, lease_holder, lease_epoch, version, created_at, updated_at, last_active_at)
+            output_tokens, usage_complete, lease_holder, lease_epoch, version, created_at, updated_at, last_active_at, on_context_loss)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, 0, '[]', 0, 0, 0, 1,
-            $20, 0, 1, $21, $21, $21)
+            $20, 0, 1, $21, $21, $21, $22)
          ON CONFLICT (org_id, run_id) DO NOTHING",
     )
     .bind(s.key)
@@ -261,7 +261,8 @@ pub(super) fn insert(new: &NewSession) -> Result<Statement> {
     .bind(s.turn_count)
     .bind(s.queued_turns)
     .bind(holder_column(s.holder.as_ref()))
-    .bind(s.created_at))
+    .bind(s.created_at)
+    .bind(s.on_context_loss.as_str()))
 }
 
 /// Columns that a change sets, one after the other.
@@ -398,6 +399,7 @@ pub(super) fn read(record: Record) -> Result<Session> {
         metadata: row.json("metadata")?,
         instructions: row.opt_text("instructions")?,
         permission_mode: row.word("permission_mode", PermissionMode::parse)?,
+        on_context_loss: row.word("on_context_loss", OnContextLoss::parse)?,
         workspace: row.text("workspace_ref")?,
         limits: Limits {
             turn_seconds: row.count("turn_seconds")?,

@@ -52,7 +52,7 @@ async fn a_conversation_survives_a_process_that_was_killed() {
 async fn row_83_an_unknown_conversation_is_lost_and_a_new_one_begins() {
     for flag in ["--resume", "--load"] {
         let rig = Rig::new(&["script", flag]);
-        let state = json!({"session_id": "s-unknown", "cwd": "/"});
+        let state = json!({"session_id": "s-unknown", "cwd": rig.workspace.path()});
         let mut agent = rig.take_up(Some(state)).await;
         assert_eq!(agent.continuity, Continuity::Lost { reason: "Session not found".to_owned() });
         assert_ne!(agent.native_id, "s-unknown");

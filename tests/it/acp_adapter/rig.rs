@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ostler::domain::approval::{Decision, PermissionMode};
 use ostler::domain::event::Output;
+use ostler::domain::policy::DeniedTools;
 use ostler::domain::turn::Prompt;
 use ostler::harness::{
     Answer, ApprovalRequest, Continuity, Fence, HarnessConfig, HarnessError, HarnessEvent, HarnessSession,
@@ -93,6 +94,7 @@ impl Rig {
             state_dir: self.state.path().to_owned(),
             instructions: self.instructions.clone(),
             permission_mode: self.mode,
+            denied_tools: DeniedTools::default(),
             settings: harness.validate(&Value::Null).unwrap(),
             resume,
             open_turn: None,
