@@ -21,6 +21,10 @@ pub const RESOLVED_IDS_SHOWN: usize = 32;
 pub const TRANSCRIPT_VALUE_MAX_CHARS: usize = 12_000;
 /// The largest resume state that is stored, in bytes.
 pub const RESUME_STATE_MAX_BYTES: usize = 16 * 1024 * 1024;
+/// The most that the files of an agent's memory are together, in bytes, before they are compressed.
+pub const AGENT_FILES_MAX_BYTES: usize = 64 << 20;
+/// The largest archive of an agent's files that is stored, in bytes, compressed.
+pub const AGENT_ARCHIVE_MAX_BYTES: usize = 16 << 20;
 /// The longest time a turn or an approval can be given: a year.
 pub const LIMIT_MAX_SECONDS: u64 = 366 * 24 * 3600;
 

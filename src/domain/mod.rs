@@ -2,6 +2,7 @@
 //!
 //! Pure: nothing here is async, knows SQL or HTTP, or reads a clock; the time comes in as an argument.
 
+pub mod agent_files;
 pub mod approval;
 pub mod event;
 pub mod lease;

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::clock::Timestamp;
+use crate::domain::agent_files::AgentFiles;
 use crate::domain::approval::Approval;
 use crate::domain::event::NewEvent;
 use crate::domain::lease::Lease;
@@ -78,6 +79,8 @@ pub struct SessionSet {
     pub started: bool,
     /// What the harness needs to take it up again; `Some(None)` erases it.
     pub resume_state: Option<Option<Value>>,
+    /// The files of the agent's memory; `Some(None)` erases them.
+    pub agent_files: Option<Option<AgentFiles>>,
     /// Tokens used.
     pub usage: Option<Usage>,
     /// Words for lists.

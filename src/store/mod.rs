@@ -33,7 +33,7 @@ pub use self::query::{
     ApprovalFilter, Cursor, EventPage, NewReplica, Page, PageRequest, Replica, SessionFilter, SessionRef,
     StrandedSession, Takeover,
 };
-pub use self::seal::{Seal, SealError};
+pub use self::seal::{Seal, SealError, Sealed};
 pub use self::sql::{
     ApiKey, Instance, Location, Migrations, SqlStore, StoreOptions, guarded, open, read_schema,
 };
@@ -42,6 +42,7 @@ pub use self::sql::{Planned, plan_every_statement};
 pub use self::wakeup::{Published, Subscription};
 pub use self::writer::WriterStats;
 use crate::clock::Timestamp;
+use crate::domain::agent_files::{AgentFiles, FilesDigest};
 use crate::domain::approval::Approval;
 use crate::domain::event::NewEvent;
 use crate::domain::lease::{Lease, LeaseRef};
@@ -82,7 +83,7 @@ pub enum StoreError {
         /// The rows changed.
         rows: u64,
     },
-    /// The resume state cannot be sealed or opened.
+    /// A resume state or an agent's files cannot be sealed or opened.
     #[error(transparent)]
     Seal(#[from] SealError),
     /// This process does not hold the session any more, or cannot be sure that it does. Nothing was changed.
@@ -212,6 +213,10 @@ pub trait Store: Send + Sync {
     ) -> Result<Page<Session>>;
     /// What the harness needs to take the conversation up.
     async fn find_resume_state(&self, session: SessionKey) -> Result<Option<Value>>;
+    /// Which files of the session's agent are stored, and since when.
+    async fn find_agent_files_digest(&self, session: SessionKey) -> Result<Option<(FilesDigest, Timestamp)>>;
+    /// The stored files of the session's agent.
+    async fn find_agent_files(&self, session: SessionKey) -> Result<Option<AgentFiles>>;
     /// Erases a session with everything that belongs to it.
     async fn purge_session(&self, session: SessionKey) -> Result<()>;
 

@@ -39,6 +39,8 @@ INSERT INTO events (session_key, seq, turn, at, kind, data)
     SELECT key, seq, 1 + seq / 10, at, 'text.delta', '{"text":"some words of an agent"}'
     FROM new, generate_series(1, 20) AS seq ORDER BY seq, key;
 
+INSERT INTO agent_files (session_key, digest, content, stored_at) SELECT key, 'sha256:' || id, '\x01', at FROM new;
+
 INSERT INTO idempotency_keys (org_id, space, idem_key, fingerprint, session_id, created_at)
     SELECT org, 's', 'key' || g, 'f', 'ses' || id, at FROM new;
 

@@ -55,6 +55,9 @@ const FOUND_BY: &[(&str, &str, &str)] = &[
     ("keys::list on", "api_keys_of_org", "api_keys_of_org"),
     ("keys::find", "sqlite_autoindex_api_keys_1", "api_keys_pkey"),
     ("tickets::take 1", "sqlite_autoindex_event_tickets_1", "event_tickets_pkey"),
+    ("agent_files::find_digest", "INTEGER PRIMARY KEY", "agent_files_pkey"),
+    ("agent_files::find", "INTEGER PRIMARY KEY", "agent_files_pkey"),
+    ("agent_files::erase", "INTEGER PRIMARY KEY", "agent_files_pkey"),
     ("writer::last_seqs", "sqlite_autoindex_events_1", "events_pkey"),
 ];
 /// The same for what PostgreSQL does to many at once.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ostler::clock::Timestamp;
+use ostler::domain::agent_files::{AgentFiles, FilesDigest};
 use ostler::domain::event::{EventBody, NewEvent, Output};
 use ostler::domain::lease::Lease;
 use ostler::domain::scope::{Role, Scope, permissions_of};
@@ -80,10 +81,17 @@ impl Place {
 
     /// What somebody finds who has the database and not the key.
     async fn resume_states(&self) -> Vec<u8> {
+        self.sealed("SELECT string_agg(resume_state, '') FROM agent_harness_sessions").await
+    }
+
+    async fn agent_files(&self) -> Vec<u8> {
+        self.sealed("SELECT string_agg(content, '') FROM agent_files").await
+    }
+
+    async fn sealed(&self, all: &'static str) -> Vec<u8> {
         match self {
             Self::Sqlite(directory) => std::fs::read(directory.path().join("ostler.db-wal")).unwrap(),
             Self::Postgres(database) => {
-                let all = "SELECT string_agg(resume_state, '') FROM agent_harness_sessions";
                 sqlx::query_scalar(all).fetch_one(&mut database.connect().await).await.unwrap()
             }
         }
@@ -562,6 +570,106 @@ async fn a_resume_state_that_is_too_large_is_refused_and_the_old_one_stays(on: O
     assert!(matches!(store.commit(change).await, Err(StoreError::Seal(_))));
 }
 
+fn files(words: &str) -> AgentFiles {
+    AgentFiles { digest: FilesDigest::of(words.as_bytes()), content: words.as_bytes().into() }
+}
+
+/// Stores an agent's files, or erases them, as the holder where there is a lease.
+async fn put_files(
+    store: &dyn Store,
+    session: &Session,
+    lease: Option<&Lease>,
+    put: Option<AgentFiles>,
+) -> Commit {
+    let now = reread(store, session).await;
+    let mut change = match lease {
+        Some(lease) => Change::held(&now, lease, AT),
+        None => Change::of(&now, AT),
+    };
+    change.set.agent_files = Some(put);
+    store.commit(change).await.unwrap()
+}
+
+async fn an_agents_files_read_back_as_they_were_stored_last_until_they_are_erased(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
+    let (store, new, other) = (store.as_ref(), session("o1", "alice"), session("o1", "alice"));
+    create(store, &new).await;
+    create(store, &other).await;
+    assert_eq!(store.find_agent_files_digest(new.key).await.unwrap(), None);
+    assert_eq!(store.find_agent_files(new.key).await.unwrap(), None);
+    for stored in [files("one"), files("two"), files(&"x".repeat(3 << 20))] {
+        assert_eq!(put_files(store, &new, None, Some(stored.clone())).await, Commit::Done);
+        let digest = store.find_agent_files_digest(new.key).await.unwrap();
+        assert_eq!(digest, Some((stored.digest.clone(), AT)));
+        assert_eq!(store.find_agent_files(new.key).await.unwrap(), Some(stored));
+    }
+    put_files(store, &other, None, Some(files("other"))).await;
+    let mut change = Change::of(&reread(store, &new).await, AT);
+    change.set.title = Some("another".into());
+    store.commit(change).await.unwrap();
+    assert!(store.find_agent_files(new.key).await.unwrap().is_some(), "what a change does not name stays");
+    put_files(store, &new, None, None).await;
+    assert_eq!(put_files(store, &new, None, None).await, Commit::Done, "none are erased as well");
+    assert_eq!(store.find_agent_files(new.key).await.unwrap(), None);
+    assert_eq!(store.find_agent_files(other.key).await.unwrap(), Some(files("other")));
+    store.purge_session(other.key).await.unwrap();
+    assert_eq!(store.find_agent_files_digest(other.key).await.unwrap(), None);
+}
+
+async fn an_agents_files_are_stored_by_the_sessions_holder_alone_and_with_all_of_the_change_or_not(on: On) {
+    let Fixture { store, place } = fixture(on).await;
+    let (store, new) = (store.as_ref(), session("o1", "alice"));
+    create(store, &new).await;
+    let lost = held(store, &new).await;
+    let mut release = Change::held(&reread(store, &new).await, &lost, AT);
+    release.set.release = true;
+    store.commit(release).await.unwrap();
+    let lease = held(store, &new).await;
+    assert_eq!(put_files(store, &new, Some(&lease), Some(files("mine"))).await, Commit::Done);
+    assert_eq!(put_files(store, &new, Some(&lost), Some(files("late"))).await, Commit::Stale);
+    let mut undone = Change::held(&reread(store, &new).await, &lease, AT);
+    undone.set.agent_files = Some(Some(files("undone")));
+    // There is no such turn.
+    undone.turns.push(TurnWrite::Update(TurnSet::status(Ordinal(9), TurnStatus::Running)));
+    assert!(matches!(store.commit(undone).await, Err(StoreError::Mismatch { .. })));
+    assert_eq!(store.find_agent_files(new.key).await.unwrap(), Some(files("mine")));
+    drop(place);
+}
+
+async fn f31_an_agents_files_that_were_changed_or_moved_are_an_error_and_others_are_read_on(on: On) {
+    let fixture = fixture(on).await;
+    let store = fixture.store.as_ref();
+    let (one, two) = (session("o1", "alice"), session("o2", "bob"));
+    for session in [&one, &two] {
+        create(store, session).await;
+        put_files(store, session, None, Some(files("words of one kind"))).await;
+    }
+    fixture
+        .place
+        .tamper(
+            "UPDATE agent_files SET content = (SELECT f.content FROM agent_files f
+                JOIN agent_harness_sessions s ON s.session_key = f.session_key WHERE s.org_id = 'o1')
+             WHERE session_key = (SELECT session_key FROM agent_harness_sessions WHERE org_id = 'o2')",
+        )
+        .await;
+    assert!(matches!(store.find_agent_files(two.key).await, Err(StoreError::Seal(_))));
+    assert_eq!(store.find_agent_files(one.key).await.unwrap(), Some(files("words of one kind")));
+    // What is sealed as the one is not opened as the other.
+    let mut change = Change::of(&reread(store, &one).await, AT);
+    change.set.resume_state = Some(Some(json!({})));
+    store.commit(change).await.unwrap();
+    fixture
+        .place
+        .tamper(
+            "UPDATE agent_harness_sessions SET resume_state = (SELECT f.content FROM agent_files f
+                WHERE f.session_key = agent_harness_sessions.session_key) WHERE org_id = 'o1'",
+        )
+        .await;
+    assert!(matches!(store.find_resume_state(one.key).await, Err(StoreError::Seal(_))));
+    let sealed = fixture.place.agent_files().await;
+    assert!(sealed.len() > 17 && !sealed.windows(5).any(|window| window == b"words"), "it is sealed");
+}
+
 async fn keys_are_kept_by_hash_found_listed_and_revoked_within_their_org(on: On) {
     let Fixture { store, place: _place } = fixture(on).await;
     assert!(!store.has_keys().await.unwrap());
@@ -702,6 +810,9 @@ on_both! {
     #[tokio::test] an_idempotency_key_is_kept_with_its_effect_once_and_not_without_it;
     #[tokio::test] f31_a_resume_state_that_was_changed_or_moved_is_an_error_and_others_are_read_on;
     #[tokio::test] a_resume_state_that_is_too_large_is_refused_and_the_old_one_stays;
+    #[tokio::test] an_agents_files_read_back_as_they_were_stored_last_until_they_are_erased;
+    #[tokio::test] an_agents_files_are_stored_by_the_sessions_holder_alone_and_with_all_of_the_change_or_not;
+    #[tokio::test] f31_an_agents_files_that_were_changed_or_moved_are_an_error_and_others_are_read_on;
     #[tokio::test] keys_are_kept_by_hash_found_listed_and_revoked_within_their_org;
     #[tokio::test] sec_15_a_ticket_is_taken_once_and_in_time;
     #[tokio::test] old_events_go_but_each_sessions_last_stays_so_that_its_numbers_go_on;

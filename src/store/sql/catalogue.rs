@@ -8,8 +8,11 @@ use super::super::{
     ApprovalFilter, ApprovalWrite, Change, NewReplica, NewSession, OnceAnswer, OnceRow, PageRequest, Seal,
     SessionFilter, SessionRef, SessionSet, Takeover, TurnSet, TurnWrite, hints, migrate, writer,
 };
-use super::{ApiKey, Write, approvals, events, keys, leases, once, replicas, sessions, tickets, turns};
+use super::{
+    ApiKey, Write, agent_files, approvals, events, keys, leases, once, replicas, sessions, tickets, turns,
+};
 use crate::clock::Timestamp;
+use crate::domain::agent_files::{AgentFiles, FilesDigest};
 use crate::domain::approval::{Approval, ApprovalStatus};
 use crate::domain::event::{EventBody, NewEvent, Output};
 use crate::domain::scope::{Permission, Role, Scope};
@@ -114,6 +117,7 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
     };
     let set = || SessionSet { at, ..SessionSet::default() };
     let seal = &Seal::new(vec![0; 32])?;
+    let files = AgentFiles { digest: FilesDigest::of(&[]), content: [1].into() };
     let created = Change {
         turns: vec![TurnWrite::Insert { turn: Box::new(turn()), urgent: false }],
         approvals: vec![ApprovalWrite::Insert(Box::new(asked.clone()))],
@@ -121,7 +125,11 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
         ..Change::create(session.clone())
     };
     let changed = Change {
-        set: SessionSet { resume_state: Some(Some(json!({}))), ..every_column(at) },
+        set: SessionSet {
+            resume_state: Some(Some(json!({}))),
+            agent_files: Some(Some(files.clone())),
+            ..every_column(at)
+        },
         turns: vec![TurnWrite::Update(every_turn_column(at_turn, at))],
         approvals: vec![ApprovalWrite::Update(Box::new(asked.clone()))],
         once: Some(once_row()),
@@ -196,6 +204,10 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
         sessions::list(org, since, &first()) "org, since";
         sessions::list(own, each, &before(SessionId::mint())) "own, everything";
         sessions::find_resume_state(key);
+        agent_files::find_digest(key);
+        agent_files::find(key);
+        agent_files::put(key, &files.digest, vec![1], at);
+        agent_files::erase(key);
         sessions::purge(key);
         sessions::insert(&NewSession { session: session.clone() });
         sessions::update(key, 1, None, set(), None) "nothing";
@@ -295,6 +307,7 @@ fn every_column(at: Timestamp) -> SessionSet {
         native_id: Some("n".into()),
         started: true,
         resume_state: None,
+        agent_files: None,
         usage: Some(Usage::NONE),
         title: Some("t".into()),
         metadata: Some([("k".into(), "v".into())].into()),

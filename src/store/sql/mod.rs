@@ -1,5 +1,6 @@
 //! The store on a SQL database: one file per concern, SQL beside its binds.
 
+mod agent_files;
 mod approvals;
 mod catalogue;
 mod events;
@@ -42,6 +43,7 @@ use super::{
     Takeover, WriterStats,
 };
 use crate::clock::Timestamp;
+use crate::domain::agent_files::{AgentFiles, FilesDigest};
 use crate::domain::approval::Approval;
 use crate::domain::event::NewEvent;
 use crate::domain::lease::{Lease, LeaseRef};
@@ -62,7 +64,7 @@ pub struct SqlStore<D: Dialect> {
     wakeups: Arc<Wakeups>,
     pulse: Arc<Pulse>,
     incoming: Incoming,
-    seal: Seal,
+    seal: Arc<Seal>,
     /// How long leases outlive the last sign of life; `None` where nobody else could take them over.
     replica_ttl: Option<Duration>,
     /// The place that this process has taken, where there may be others.
@@ -91,6 +93,20 @@ impl<D: Dialect> SqlStore<D> {
 
     async fn fetch_one(&self, statement: Statement) -> Result<Option<Record>> {
         Ok(self.fetch(statement).await?.into_iter().next())
+    }
+
+    /// Seals or opens something: where it is large, beside the threads that everybody waits for.
+    async fn with_seal<T: Send + 'static>(
+        &self,
+        large: bool,
+        work: impl FnOnce(&Seal) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if !large {
+            return work(&self.seal);
+        }
+        let seal = Arc::clone(&self.seal);
+        // This fails only at the end of the runtime.
+        tokio::task::spawn_blocking(move || work(&seal)).await.map_err(|_| StoreError::Closed)?
     }
 
     /// Statements that are no session's change, committed together.
@@ -132,7 +148,9 @@ impl<D: Dialect> Store for SqlStore<D> {
         Ok(Schema::of::<D>(&applied))
     }
     async fn commit(&self, change: Change) -> Result<Commit> {
-        let write = sessions::write_of(change, &self.seal)?;
+        // An archive takes its time to be sealed.
+        let large = matches!(change.set.agent_files, Some(Some(_)));
+        let write = self.with_seal(large, |seal| sessions::write_of(change, seal)).await?;
         self.writers.write(write).await.map(|written| written.commit)
     }
     async fn append(&self, lease: LeaseRef, events: Vec<NewEvent>) -> Result<()> {
@@ -170,6 +188,15 @@ impl<D: Dialect> Store for SqlStore<D> {
     async fn find_resume_state(&self, session: SessionKey) -> Result<Option<Value>> {
         match self.fetch_one(sessions::find_resume_state(session)).await? {
             Some(row) => sessions::read_resume_state(row, &self.seal),
+            None => Ok(None),
+        }
+    }
+    async fn find_agent_files_digest(&self, session: SessionKey) -> Result<Option<(FilesDigest, Timestamp)>> {
+        self.fetch_one(agent_files::find_digest(session)).await?.map(agent_files::read_digest).transpose()
+    }
+    async fn find_agent_files(&self, session: SessionKey) -> Result<Option<AgentFiles>> {
+        match self.fetch_one(agent_files::find(session)).await? {
+            Some(row) => self.with_seal(true, |seal| agent_files::read(row, seal)).await.map(Some),
             None => Ok(None),
         }
     }

@@ -8,10 +8,11 @@ use super::super::change::{holder_column, limit_columns};
 use super::super::dialect::{Record, Statement, Value};
 use super::super::seal::SealError;
 use super::super::{
-    Change, Commit, NewSession, PageRequest, Seal, SessionFilter, SessionRef, SessionSet, StoreError, Target,
+    Change, Commit, NewSession, PageRequest, Seal, Sealed, SessionFilter, SessionRef, SessionSet, StoreError,
+    Target,
 };
 use super::rows::{Reader, json};
-use super::{Expect, LastSeq, Step, Write, approvals, once, turns};
+use super::{Expect, LastSeq, Step, Write, agent_files, approvals, once, turns};
 use crate::domain::approval::PermissionMode;
 use crate::domain::limits::{Limits, RESUME_STATE_MAX_BYTES};
 use crate::domain::scope::Scope;
@@ -165,7 +166,7 @@ pub(super) fn read_resume_state(record: Record, seal: &Seal) -> Result<Option<Js
     let row = Reader::new(record, TABLE, "id");
     let Some(sealed) = row.opt_blob("resume_state")? else { return Ok(None) };
     let id = SessionId::from_row(row.text("id")?);
-    let text = seal.open(&row.text("org_id")?, &id, &sealed)?;
+    let text = seal.open(Sealed::ResumeState, &row.text("org_id")?, &id, &sealed)?;
     serde_json::from_slice(&text)
         .map(Some)
         .map_err(|_| row.corrupt("resume_state", "is not JSON inside its seal"))
@@ -174,15 +175,16 @@ pub(super) fn read_resume_state(record: Record, seal: &Seal) -> Result<Option<Js
 pub(super) fn purge(session: SessionKey) -> [Statement; 2] {
     [
         Statement::new("DELETE FROM events WHERE session_key = $1").bind(session),
-        // Turns, approvals and tickets go with it.
+        // Turns, approvals, tickets and the agent's files go with it.
         Statement::new("DELETE FROM agent_harness_sessions WHERE session_key = $1").bind(session),
     ]
 }
 
 /// The whole transaction of a change, guards first.
-pub(super) fn write_of(change: Change, seal: &Seal) -> Result<Write> {
+pub(super) fn write_of(mut change: Change, seal: &Seal) -> Result<Write> {
     let key = change.key();
     let mut steps = Vec::new();
+    let files = agent_files::write(&mut change, seal)?;
     let undo_once = change.once.as_ref().map(once::undo);
     if let Some(row) = change.once {
         steps.push(Step::new(once::insert(&row), Expect::Guard(Commit::Repeated)));
@@ -205,6 +207,7 @@ pub(super) fn write_of(change: Change, seal: &Seal) -> Result<Write> {
         }
     };
     steps.push(Step { undo: undo_once, ..guarded });
+    steps.extend(files);
     for turn in change.turns {
         steps.push(Step::new(turns::write(key, turn)?, Expect::One("turns")));
     }
@@ -226,7 +229,7 @@ fn sealed(seal: &Seal, org: &str, id: &SessionId, state: &Json) -> Result<Vec<u8
     if text.len() > RESUME_STATE_MAX_BYTES {
         return Err(StoreError::Seal(SealError::TooLarge));
     }
-    Ok(seal.seal(org, id, text.as_bytes())?)
+    Ok(seal.seal(Sealed::ResumeState, org, id, text.as_bytes())?)
 }
 
 pub(super) fn insert(new: &NewSession) -> Result<Statement> {

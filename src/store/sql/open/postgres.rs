@@ -109,7 +109,7 @@ pub(super) async fn open(
         wakeups,
         pulse,
         incoming,
-        seal,
+        seal: Arc::new(seal),
         replica_ttl: Some(options.replica_ttl),
         instance,
         seen: Mutex::default(),

@@ -80,7 +80,7 @@ pub(super) async fn open(
         wakeups,
         pulse,
         incoming: Incoming::none(),
-        seal,
+        seal: Arc::new(seal),
         replica_ttl: None,
         instance: None,
         seen: Mutex::default(),
