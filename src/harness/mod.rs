@@ -6,6 +6,7 @@
 
 pub mod acp;
 mod fence;
+pub mod memory;
 mod registry;
 pub mod scripted;
 
@@ -18,6 +19,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::fence::Fence;
+pub use self::memory::StatePaths;
 pub use self::registry::{HarnessConfig, Registry, RegistryError};
 use crate::domain::approval::{ApprovalOption, Decision, PermissionMode};
 use crate::domain::event::Output;
@@ -94,6 +96,11 @@ pub trait Harness: Send + Sync {
     /// # Errors
     /// All complaints, in words that name the key.
     fn validate(&self, settings: &Value) -> Result<Value, Vec<String>>;
+
+    /// The files below a session's state directory in which the runtime keeps its memory. They travel with the session.
+    fn state_paths(&self) -> &StatePaths {
+        StatePaths::NONE
+    }
 
     /// Ends what a process of the service that is gone has left running of a session, and returns when nothing of it is left:
     /// two runtimes of one conversation would not know of each other, and nobody watches over the old one.

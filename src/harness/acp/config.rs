@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::tool_calls::ToolCustoms;
+use crate::harness::StatePaths;
 
 /// An ACP agent: its command, its surroundings, and what it needs to hear before the first prompt.
 ///
@@ -29,6 +30,10 @@ pub struct AcpConfig {
     /// Files that are written before the start where they do not exist: path below the state directory, content.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
+    /// Where below the state directory the agent keeps its memory: files and directories, a `*` for any characters of one
+    /// name. They travel with the session; where nothing is named, nothing does.
+    #[serde(default)]
+    pub state_paths: Vec<String>,
     /// The id of the method to authenticate with, for agents that want to be asked.
     #[serde(default)]
     pub authenticate: Option<String>,
@@ -110,6 +115,7 @@ impl AcpConfig {
         if let Some(path) = self.files.keys().find(|path| !is_below(Path::new(path))) {
             return Err(format!("files: {path:?} is not a path below the state directory"));
         }
+        StatePaths::parse(&self.state_paths)?;
         if self.after_new.iter().any(|request| request.method.is_empty()) {
             return Err("after_new: a request requires a method".to_owned());
         }
@@ -163,6 +169,7 @@ impl fmt::Debug for AcpConfig {
             .field("env", &env)
             .field("inherit_env", &self.inherit_env)
             .field("files", &files)
+            .field("state_paths", &self.state_paths)
             .field("after_new", &self.after_new)
             .field("start_seconds", &self.start_seconds)
             .finish_non_exhaustive()
@@ -194,6 +201,7 @@ mod tests {
         env = { CODEX_HOME = "{state_dir}/.codex", KEY = "hush" }
         inherit_env = ["OPENAI_API_KEY"]
         files = { ".codex/config.toml" = "token = \"hush\"" }
+        state_paths = [".codex/sessions", ".codex/*.sqlite*"]
         authenticate = "api-key"
         label = "Codex"
         start_seconds = 90
@@ -241,6 +249,8 @@ mod tests {
             ("files = { \"../x\" = \"\" }", "files"),
             ("files = { \"/etc/x\" = \"\" }", "files"),
             ("files = { \"\" = \"\" }", "files"),
+            ("state_paths = [\".codex/sessions\", \"../x\"]", "state_paths"),
+            ("state_paths = [\"/etc\"]", "state_paths"),
             ("after_new = [{ method = \"\" }]", "after_new"),
             ("tool_name_at = \"name\"", "tool_name_at"),
             ("start_seconds = 0", "start_seconds"),

@@ -40,7 +40,9 @@ use self::link::{Link, Terms};
 use self::process::Process;
 use self::pump::WRITE_TOOL;
 use self::session::AcpSession;
-use super::{ApprovalRecovery, Availability, Capabilities, Harness, StartError, StartOptions, Started};
+use super::{
+    ApprovalRecovery, Availability, Capabilities, Harness, StartError, StartOptions, Started, StatePaths,
+};
 use crate::domain::turn::Failure;
 use crate::ids::SessionId;
 
@@ -49,6 +51,7 @@ use crate::ids::SessionId;
 pub struct AcpHarness {
     name: String,
     config: AcpConfig,
+    state_paths: StatePaths,
 }
 
 impl AcpHarness {
@@ -58,7 +61,8 @@ impl AcpHarness {
     /// A complaint about the description.
     pub fn new(name: &str, config: AcpConfig) -> Result<Self, String> {
         config.check()?;
-        Ok(Self { name: name.to_owned(), config })
+        let state_paths = StatePaths::parse(&config.state_paths)?;
+        Ok(Self { name: name.to_owned(), config, state_paths })
     }
 
     // For messages: the harness and, where it says more, its command.
@@ -131,6 +135,10 @@ impl Harness for AcpHarness {
             Value::Object(map) => Err(map.keys().map(|key| format!("{key}: unknown setting")).collect()),
             _ => Err(vec!["settings: must be an object".to_owned()]),
         }
+    }
+
+    fn state_paths(&self) -> &StatePaths {
+        &self.state_paths
     }
 
     async fn end_orphans(&self, homes: &Path) {
