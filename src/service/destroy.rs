@@ -78,6 +78,7 @@ pub(super) fn destroyed(change: &mut Change, session: &Session) -> ServiceResult
     change.set.state = Some(session.state.clone().apply(Transition::Destroy { at })?);
     change.set.wish = Some(None);
     change.set.resume_state = Some(None);
+    change.set.agent_files = Some(None);
     change.events.push(NewEvent { turn: None, at, body: EventBody::SessionDestroyed {} });
     Ok(())
 }

@@ -48,24 +48,36 @@ pub(super) fn state_dir(options: &ServiceOptions, id: &SessionId) -> PathBuf {
     state_dirs(options).join(id.as_str())
 }
 
-fn is_fresh(options: &ServiceOptions, session: &Session) -> bool {
-    Path::new(&session.workspace) == options.data_dir.join("workspaces").join(session.id.as_str())
+/// Whether the workspace was made for the session and no other, by this replica or by one with another data directory: no caller
+/// knows a session's id before it is created.
+fn is_fresh(session: &Session) -> bool {
+    Path::new(&session.workspace).ends_with(Path::new("workspaces").join(session.id.as_str()))
 }
 
-/// Makes the session's directories, closed to everybody else. Those that exist are left as they are.
-pub(super) async fn make(options: &ServiceOptions, session: &Session) -> io::Result<()> {
+/// Makes the session's directories, closed to everybody else, and tells whether the workspace had to be made. It has the path that
+/// the session's row names, whichever replica chose it: agents look a conversation up by where it was held. What exists is left
+/// as it is.
+pub(super) async fn make(options: &ServiceOptions, session: &Session) -> io::Result<bool> {
     let mut builder = tokio::fs::DirBuilder::new();
     builder.recursive(true).mode(0o700);
-    if is_fresh(options, session) {
-        builder.create(&session.workspace).await?;
+    let is_there = tokio::fs::metadata(&session.workspace).await.is_ok_and(|metadata| metadata.is_dir());
+    if is_fresh(session) {
+        builder.create(&session.workspace).await.map_err(|error| named(&session.workspace, error))?;
+    } else if !is_there {
+        return Err(named(&session.workspace, io::ErrorKind::NotFound.into()));
     }
-    builder.create(state_dir(options, &session.id)).await
+    builder.create(state_dir(options, &session.id)).await?;
+    Ok(!is_there)
+}
+
+fn named(path: &str, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{path}: {error}"))
 }
 
 /// Erases what the session's agent kept, and, when nothing is to be left, the workspace that was made for it.
 pub(super) async fn erase(options: &ServiceOptions, session: &Session, everything: bool) {
     let mut paths = vec![state_dir(options, &session.id)];
-    if everything && is_fresh(options, session) {
+    if everything && is_fresh(session) {
         paths.push(PathBuf::from(&session.workspace));
     }
     for path in paths {

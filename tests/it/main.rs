@@ -28,6 +28,7 @@ mod replicas;
 mod scope;
 mod sessions;
 mod startup;
+mod state_travels;
 mod statements;
 mod storage;
 mod store_contract;

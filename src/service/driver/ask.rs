@@ -46,6 +46,7 @@ impl Driver {
             work.asked.push(asked.id);
             if asked.status == ApprovalStatus::Pending {
                 work.pause(now);
+                self.remember_now().await?;
             }
         }
         // What the permission mode answered is owed to the harness now, and delivered as any other answer is.

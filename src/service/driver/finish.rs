@@ -24,6 +24,9 @@ impl Driver {
         }
         fault::point("stop.detached");
         self.stop_harness().await;
+        if wish == Wish::Stop {
+            self.remember().await;
+        }
         let work = self.work.take();
         let (text, usage) = self.close_work(work);
         let service = Arc::clone(&self.service);
@@ -100,6 +103,8 @@ impl Driver {
         self.detach().await;
         // Before the session is let go: there is never more than one live harness of it.
         self.stop_harness().await;
+        // Its last words are on the disk now.
+        self.remember().await;
         let service = Arc::clone(&self.service);
         let _guard = service.locks.lock(self.live.key).await;
         let at_rest = self

@@ -7,11 +7,13 @@ use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use super::Driver;
+use super::memory::Place;
+use crate::domain::event::Output;
 use crate::domain::session::{OnContextLoss, Session};
 use crate::domain::turn::{Failure, Turn, TurnEnd};
 use crate::harness::{Continuity, HarnessError, HarnessEvent, HarnessSession, StartError, Started};
 use crate::ids::TurnId;
-use crate::service::rehydrate::{continuity_event, lost_context};
+use crate::service::rehydrate::{Preparation, continuity_event, lost_context};
 use crate::service::{Counters, ServiceResult, fault};
 
 /// The longest that any harness may take to start; adapters have their own, shorter one.
@@ -100,26 +102,30 @@ impl Driver {
         session: &Session,
         open_turn: Option<TurnId>,
     ) -> ServiceResult<Option<Continuity>> {
+        self.memory.begin(None, None);
         let started = match self.service.harness_of(session) {
             Err(error) => Err(error),
-            Ok(harness) => {
-                let options = self.service.start_options(session, open_turn).await?;
-                let start = tokio::time::timeout(START_DEADLINE, harness.start(options));
-                let started = tokio::select! {
-                    started = start => started,
-                    () = self.unwanted() => return Ok(None),
-                };
-                started.unwrap_or_else(|_| {
-                    Err(StartError::Failed(Failure::new(
-                        "harness_failed",
-                        "the harness did not start in time",
-                    )))
-                })
-            }
-        };
-        let started = match started {
-            Ok(started) => refuse_fresh(session, started).await,
-            error => error,
+            Ok(harness) => match self.service.prepare(session, open_turn, harness.as_ref()).await? {
+                Err(error) => Err(error),
+                Ok(Preparation { options, stored, notes }) => {
+                    for label in notes {
+                        let event = self.event(Output::Activity { label, tool: None, raw: None });
+                        self.outbox.push(event);
+                    }
+                    let place = Place::of(&harness, &options);
+                    let start = tokio::time::timeout(START_DEADLINE, harness.start(options));
+                    let started = tokio::select! {
+                        started = start => started,
+                        () = self.unwanted() => return Ok(None),
+                    };
+                    let late = || Failure::new("harness_failed", "the harness did not start in time");
+                    let started = match started.unwrap_or_else(|_| Err(StartError::Failed(late()))) {
+                        Ok(started) => refuse_fresh(session, started).await,
+                        error => error,
+                    };
+                    started.inspect(|_| self.memory.begin(place, stored))
+                }
+            },
         };
         match started {
             Ok(started) => self.welcome(session, started).await.map(Some),

@@ -5,6 +5,7 @@ mod ask;
 mod ask_again;
 mod finish;
 mod harness;
+mod memory;
 mod review;
 mod turns;
 mod work;
@@ -18,6 +19,7 @@ use serde_json::Value;
 use tracing::{Instrument, field};
 
 use self::harness::RunningHarness;
+use self::memory::Memory;
 use self::review::{Posture, Step, next_step};
 use self::work::Work;
 use super::live::Live;
@@ -45,6 +47,7 @@ struct Driver {
     outbox: Outbox,
     /// A resume state that is not stored yet; it goes with the next change.
     unsaved: Option<Option<Value>>,
+    memory: Memory,
     /// The last state could not be kept at all: too large, or not sealable.
     state_refused: bool,
     /// The service goes down: until when a turn may still work.
@@ -110,6 +113,7 @@ impl Driver {
             work: None,
             outbox,
             unsaved: None,
+            memory: Memory::default(),
             state_refused: false,
             closing_until: None,
         };
@@ -274,6 +278,7 @@ impl Driver {
             let before = self.outbox.take();
             change.events.clone_from(&before);
             change.set.resume_state.clone_from(&self.unsaved);
+            change.set.agent_files = self.memory.unsaved.clone().map(Some);
             let value = match decide(&mut change, &rows) {
                 Ok(Some(value)) => value,
                 nothing => {
@@ -285,6 +290,7 @@ impl Driver {
             match self.service.store.commit(change).await {
                 Ok(Commit::Done) => {
                     self.unsaved = None;
+                    self.memory.is_stored();
                     return Ok(Some(value));
                 }
                 Ok(Commit::Stale) => self.outbox.put_back(before),
@@ -302,6 +308,7 @@ impl Driver {
                     tracing::error!(%error, "the resume state cannot be kept");
                     self.outbox.put_back(before);
                     self.unsaved = None;
+                    self.memory.unsaved = None;
                     self.state_refused = true;
                 }
                 Err(error) => return Err(error.into()),

@@ -248,6 +248,7 @@ impl Driver {
     /// Leaves the turn at work to a later process, which will be told the answer to its question. What was under way beside the
     /// question is over, unless that process will stand exactly here.
     pub(super) async fn leave_question(&mut self) -> ServiceResult<()> {
+        self.remember().await;
         let exactly = self.service.restores_exactly(&self.read().await?.session);
         let mut work = self.work.take();
         if !exactly {
@@ -284,6 +285,7 @@ impl Driver {
         let lost = matches!(end, TurnEnd::Interrupted { .. })
             || (self.harness.is_none() && matches!(end, TurnEnd::Failed(_)));
         let close_as = if lost { ApprovalStatus::Orphaned } else { ApprovalStatus::Cancelled };
+        self.remember().await;
         fault::point("end.before");
         let work = self.work.take();
         let (text, usage) = self.close_work(work);

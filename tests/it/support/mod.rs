@@ -2,6 +2,7 @@
 //! event streams.
 
 pub mod api;
+pub mod disks;
 pub mod fake_agent;
 pub mod fleet;
 pub mod postgres;
