@@ -8,6 +8,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::support::api::Api;
+use crate::support::disks::Disks;
 use crate::support::processes;
 use crate::support::server::Home;
 use crate::support::within;
@@ -60,6 +61,7 @@ fn config(model: &Model) -> String {
 kind = "acp"
 label = "Codex"
 command = ["{program}"]
+state_paths = [".codex/sessions"]
 env = {{ CODEX_HOME = "{{state_dir}}/.codex", FAKE_KEY = "not-a-key" }}
 install = "npm install @zed-industries/codex-acp@0.16.0"
 occasional_input = ["call_id", "turn_id", "started_at_ms"]
@@ -188,4 +190,35 @@ async fn codex_asks_before_it_acts_and_remembers_after_the_service_was_killed() 
     assert!(!processes::is_alive(tool));
     let secrets = [api.events(session).await.into(), api.session(session).await, harness];
     assert!(!Value::from(secrets.to_vec()).to_string().contains("not-a-key"));
+}
+
+/// An agent of that name, as that configuration describes it, goes on from another disk and remembers.
+async fn goes_on_from_another_disk(agent: &str, config: &str) {
+    let disks = Disks::of(Home::on_postgres().with_config(config));
+    let a = disks.start("a").await;
+    let body = json!({"harness": agent, "prompt": "CODEWORD=heron"});
+    let created = a.api().post_and_wait("/v1/sessions", body).await.expect(201);
+    assert_eq!(created["turn"]["status"], "completed", "{created}");
+    let session = created["id"].as_str().unwrap();
+    assert!(disks.stored(session).await.is_some());
+    a.kill().await;
+    disks.lose("a");
+    let b = disks.start("b").await;
+    for (server, word, next) in [(&b, "heron", "CODEWORD=ibis"), (&b, "ibis", "CODEWORD=kite")] {
+        let turn = server.api().prompt(session, "RECALL").await;
+        assert!(turn["text"].as_str().unwrap().contains(&format!("RECALLED({word})")), "{turn}");
+        assert_eq!(server.api().prompt(session, next).await["status"], "completed");
+        println!("{agent}: {} bytes stored", disks.size(session).await);
+    }
+    assert!(b.terminate().await.success());
+    let a = disks.start("a").await;
+    let turn = a.api().prompt(session, "RECALL").await;
+    assert!(turn["text"].as_str().unwrap().contains("RECALLED(kite)"), "{turn}");
+    assert_eq!(a.api().events_of(session, "session.context_lost").await, Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn codex_goes_on_from_another_disk_and_remembers() {
+    let model = Model::start().await;
+    goes_on_from_another_disk("codex", &config(&model)).await;
 }
