@@ -83,7 +83,7 @@ impl Service {
         fault::point("decide.committed");
         tracing::info!(session = %decided.session_id, approval = %decided.id, status = %decided.status, "approval decided");
         Counters::add(&self.counters.approvals_decided);
-        self.ensure_driver(&session);
+        self.wake(&session).await;
         Ok(Decided { approval: decided, idempotent: false })
     }
 
@@ -171,7 +171,7 @@ impl Service {
                 })
                 .await?;
             if !more {
-                self.ensure_driver(&session);
+                self.wake(&session).await;
                 return Ok(());
             }
         }

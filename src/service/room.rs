@@ -6,7 +6,7 @@ use std::time::Duration;
 
 pub(super) use super::live::Room;
 use super::{Service, ServiceError, ServiceResult};
-use crate::domain::session::StopCause;
+use crate::domain::session::{Session, StopCause};
 
 /// How long whoever needs room waits for idle sessions to be put away.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -34,6 +34,16 @@ impl Service {
                     return Err(ServiceError::Overloaded("no idle session was put away in time"));
                 }
             }
+        }
+    }
+
+    /// Has a driver look at a session whose rows changed. Where there is no room for one now, a later pass of recovery finds them.
+    /// Called with the session's mutex held.
+    pub(super) async fn wake(self: &Arc<Self>, session: &Session) {
+        let is_live = session.holder.is_some() || self.live.get(session.key).is_some();
+        let room = if is_live { None } else { self.make_room().await.ok() };
+        if is_live || room.is_some() {
+            self.ensure_driver(session);
         }
     }
 }

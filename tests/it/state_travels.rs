@@ -143,12 +143,12 @@ async fn what_an_agent_knew_when_it_asked_is_known_though_its_machine_is_lost_be
     let session = create(&a.api(), "remember owl\nrun make").await;
     assert_eq!(a.api().session(&session).await["status"], "awaiting_approval");
     // The client hears of the question before the files are stored, and does not wait for that.
-    crate::support::within("the files to be stored", async {
+    let stored = Box::pin(async {
         while disks.stored(&session).await.is_none() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
-    })
-    .await;
+    });
+    crate::support::within("the files to be stored", stored).await;
     a.kill().await;
     disks.lose("a");
     let b = disks.start("b").await;
