@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the answer to the check of an agent may take: as long as the slowest may take to start, and to end.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A service, and who we are to it.
 #[derive(Debug)]
@@ -84,6 +86,7 @@ struct Call<'a> {
     url: Url,
     body: Option<&'a Value>,
     idempotency_key: Option<String>,
+    timeout: Duration,
 }
 
 /// A request that did not succeed.
@@ -167,6 +170,7 @@ impl Client {
             url: self.address(path, query),
             body: None,
             idempotency_key: None,
+            timeout: ANSWER_TIMEOUT,
         })
         .await
     }
@@ -176,12 +180,25 @@ impl Client {
     /// # Errors
     /// See [`CliError`].
     pub(super) async fn post(&self, path: &[&str], body: Option<&Value>) -> CliResult<Answer> {
+        self.post_within(ANSWER_TIMEOUT, path, body).await
+    }
+
+    /// Checks a harness, which takes its time.
+    ///
+    /// # Errors
+    /// See [`CliError`].
+    pub(super) async fn check_harness(&self, name: &str) -> CliResult<Answer> {
+        self.post_within(CHECK_TIMEOUT, &["v1", "harnesses", name, "check"], None).await
+    }
+
+    async fn post_within(&self, timeout: Duration, path: &[&str], body: Option<&Value>) -> CliResult<Answer> {
         let key = fresh_key()?;
         self.send(Call {
             method: Method::POST,
             url: self.address(path, &[]),
             body,
             idempotency_key: Some(key),
+            timeout,
         })
         .await
     }
@@ -196,6 +213,7 @@ impl Client {
             url: self.address(path, query),
             body: None,
             idempotency_key: None,
+            timeout: ANSWER_TIMEOUT,
         })
         .await
     }
@@ -254,7 +272,7 @@ impl Client {
 
     async fn send_once(&self, call: &Call<'_>) -> Result<Answer, Failed> {
         let mut request = self.http.request(call.method.clone(), call.url.clone());
-        request = request.headers(self.headers.clone()).timeout(ANSWER_TIMEOUT);
+        request = request.headers(self.headers.clone()).timeout(call.timeout);
         if let Some(key) = &call.idempotency_key {
             request = request.header(IDEMPOTENCY_KEY, key);
         }

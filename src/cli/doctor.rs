@@ -16,6 +16,9 @@ pub struct DoctorArgs {
     /// Check only whether the service takes requests, for health checks; needs no key
     #[arg(long)]
     ready: bool,
+    /// Start every harness that can be started, hear what it says of itself, and end it; needs an admin key
+    #[arg(long, conflicts_with = "ready")]
+    agents: bool,
 }
 
 /// What one step showed.
@@ -69,7 +72,7 @@ impl Check {
 
 /// Checks everything and reports; what depends on a step that failed is not tried.
 pub(super) async fn doctor(client: &Client, terminal: &mut Terminal, args: DoctorArgs) -> CliResult<Exit> {
-    let checks = examine(client, args.ready).await;
+    let checks = examine(client, args).await;
     let healthy = checks.iter().all(|check| check.verdict != Verdict::Fail);
     if terminal.json {
         let shown: Vec<Value> = checks
@@ -99,7 +102,7 @@ fn show(terminal: &mut Terminal, check: &Check) -> CliResult<()> {
     }
 }
 
-async fn examine(client: &Client, only_ready: bool) -> Vec<Check> {
+async fn examine(client: &Client, args: DoctorArgs) -> Vec<Check> {
     let mut checks = vec![address(client)];
     match client.get(&["healthz"], &[]).await {
         Ok(_) => checks.push(Check::new("alive", Verdict::Ok, "the service answers")),
@@ -113,7 +116,7 @@ async fn examine(client: &Client, only_ready: bool) -> Vec<Check> {
         Ok(_) => Check::new("ready", Verdict::Ok, "database and schema are in order"),
         Err(error) => Check::failed("ready", &error).with_hint("the log of `ostler serve` tells more"),
     });
-    if only_ready {
+    if args.ready {
         return checks;
     }
     let me = client.get(&["v1", "me"], &[]).await;
@@ -122,7 +125,7 @@ async fn examine(client: &Client, only_ready: bool) -> Vec<Check> {
     if is_known {
         // All that follows is told only to those who have a key.
         checks.push(version(client).await);
-        checks.extend(harness_checks(client).await);
+        checks.extend(harness_checks(client, args.agents).await);
     }
     checks
 }
@@ -170,22 +173,27 @@ fn key(client: &Client, me: CliResult<Value>) -> Check {
     }
 }
 
-async fn harness_checks(client: &Client) -> Vec<Check> {
+async fn harness_checks(client: &Client, start: bool) -> Vec<Check> {
     let harnesses = match harnesses::read(client).await {
         Ok(harnesses) => harnesses,
         Err(error) => return vec![Check::failed("harnesses", &error)],
     };
-    let mut checks: Vec<Check> = harnesses
-        .iter()
-        .map(|harness| {
-            let name = text_of(harness, "name");
-            if harnesses::is_available(harness) {
-                return Check::new(name, Verdict::Ok, "can be started");
-            }
+    let mut checks = Vec::new();
+    for harness in &harnesses {
+        let name = text_of(harness, "name");
+        checks.push(match harnesses::is_available(harness) {
             // One agent is enough to work with, so that the ones that are not installed are no fault.
-            Check::new(name, Verdict::Note, harnesses::missing(harness))
-        })
-        .collect();
+            false => Check::new(name, Verdict::Note, harnesses::missing(harness)),
+            true if start => started(name, client.check_harness(name).await.map(|answer| answer.body)),
+            true => {
+                let detail = match text_of(harness, "version") {
+                    "" => "can be started".to_owned(),
+                    version => format!("can be started ({version})"),
+                };
+                Check::new(name, Verdict::Ok, detail)
+            }
+        });
+    }
     if !harnesses.iter().any(harnesses::is_available) {
         let none = Check::new("harnesses", Verdict::Fail, "none can be started");
         checks.push(none.with_hint("install one of those above, or turn on the demo harness"));
@@ -193,12 +201,34 @@ async fn harness_checks(client: &Client) -> Vec<Check> {
     checks
 }
 
+/// What a harness said of itself when it was started, or why it did not start.
+fn started(name: &str, checked: CliResult<Value>) -> Check {
+    let checked = match checked {
+        Ok(checked) => checked,
+        Err(error) => return Check::failed(name, &error),
+    };
+    if checked["ok"] != true {
+        let error = &checked["error"];
+        let words = format!("{} ({})", text_of(error, "message"), text_of(error, "code"));
+        return Check::new(name, Verdict::Fail, words);
+    }
+    let said = [
+        ("", ["agent_name", "agent_version"].map(|key| text_of(&checked, key)).join(" ").trim().to_owned()),
+        ("takes up by ", text_of(&checked, "restore").to_owned()),
+        ("mode ", text_of(&checked, "mode").to_owned()),
+    ];
+    let said = said.into_iter().filter(|(_, what)| !what.is_empty());
+    let said: String = said.map(|(word, what)| format!(" · {word}{what}")).collect();
+    let seconds = checked["took_ms"].as_f64().unwrap_or_default() / 1000.0;
+    Check::new(name, Verdict::Ok, format!("started and ended in {seconds:.1} s{said}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::stub::{Reply, Seen, Stub};
     use super::*;
 
-    const ALL: DoctorArgs = DoctorArgs { ready: false };
+    const ALL: DoctorArgs = DoctorArgs { ready: false, agents: false };
 
     fn healthy(seen: &Seen) -> Reply {
         match seen.target.as_str() {
@@ -208,7 +238,7 @@ mod tests {
             }
             "/v1/me" => Reply::json(200, json!({"role": "owner", "owner_id": "alice", "org_id": "acme"})),
             "/v1/harnesses" => Reply::page([
-                json!({"name": "demo", "available": true}),
+                json!({"name": "demo", "available": true, "version": "1.2.3"}),
                 json!({"name": "codex", "available": false, "unavailable_reason": "codex-acp is not on the PATH",
                        "install": "npm i -g codex-acp"}),
             ]),
@@ -227,8 +257,43 @@ mod tests {
         ok    ready       database and schema are in order
         ok    key         owner · alice · acme (from --key or OSTLER_KEY)
         ok    version     V
-        ok    demo        can be started
+        ok    demo        can be started (1.2.3)
         note  codex       codex-acp is not on the PATH; install it with: npm i -g codex-acp
+        ");
+    }
+
+    #[tokio::test]
+    async fn agents_are_started_where_that_is_asked_for() {
+        let stub = Stub::serve(|seen| match seen.line().as_str() {
+            "POST /v1/harnesses/demo/check" => Reply::json(200, json!({"harness": "demo", "ok": true, "took_ms": 3})),
+            "POST /v1/harnesses/codex/check" => Reply::json(
+                200,
+                json!({"harness": "codex", "ok": true, "agent_name": "codex-acp", "agent_version": "0.16.0",
+                       "restore": "resume", "mode": "read-only", "took_ms": 1234}),
+            ),
+            "POST /v1/harnesses/qwen/check" => Reply::json(
+                200,
+                json!({"harness": "qwen", "ok": false, "took_ms": 60000,
+                       "error": {"code": "agent_start_timeout", "message": "qwen was not ready within 60 s"}}),
+            ),
+            "GET /v1/harnesses" => Reply::page([
+                json!({"name": "codex", "available": true, "version": "0.16.0"}),
+                json!({"name": "demo", "available": true}),
+                json!({"name": "gemini", "available": false, "unavailable_reason": "not configured"}),
+                json!({"name": "qwen", "available": true}),
+            ]),
+            _ => healthy(seen),
+        })
+        .await;
+        let (mut terminal, out, _) = Terminal::kept(false, None);
+        let args = DoctorArgs { agents: true, ..ALL };
+        assert_eq!(doctor(&stub.client(), &mut terminal, args).await.unwrap(), Exit::Failed);
+        let harnesses = out.text().lines().skip(5).collect::<Vec<_>>().join("\n");
+        insta::assert_snapshot!(harnesses, @"
+        ok    codex       started and ended in 1.2 s · codex-acp 0.16.0 · takes up by resume · mode read-only
+        ok    demo        started and ended in 0.0 s
+        note  gemini      not configured
+        fail  qwen        qwen was not ready within 60 s (agent_start_timeout)
         ");
     }
 
@@ -261,7 +326,7 @@ mod tests {
             })
             .await;
             let (mut terminal, _, _) = Terminal::kept(false, None);
-            let args = DoctorArgs { ready: true };
+            let args = DoctorArgs { ready: true, ..ALL };
             assert_eq!(doctor(&stub.client(), &mut terminal, args).await.unwrap(), exit);
         }
     }

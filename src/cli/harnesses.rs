@@ -17,7 +17,7 @@ pub(super) async fn list(client: &Client, terminal: &mut Terminal) -> CliResult<
         }
         return Ok(Exit::Ok);
     }
-    let mut table = Table::new(&["HARNESS", "AVAILABLE", "RESUMES", "ASKS", "DESCRIPTION"], 4);
+    let mut table = Table::new(&["HARNESS", "AVAILABLE", "VERSION", "RESUMES", "ASKS", "DESCRIPTION"], 5);
     for harness in &harnesses {
         let (word, look) = if is_available(harness) { ("yes", Look::Green) } else { ("no", Look::Yellow) };
         let can = |name: &str| {
@@ -26,6 +26,7 @@ pub(super) async fn list(client: &Client, terminal: &mut Terminal) -> CliResult<
         table.row([
             text_of(harness, "name").into(),
             Cell::new(word, look),
+            text_of(harness, "version").into(),
             can("resumable").into(),
             can("approvals").into(),
             text_of(harness, "description").into(),
@@ -55,10 +56,11 @@ pub(super) fn missing(harness: &Value) -> String {
         why if why.is_empty() => "not available".to_owned(),
         why => why,
     };
-    match one_line(text_of(harness, "install")) {
-        install if install.is_empty() => why,
-        install => format!("{why}; install it with: {install}"),
-    }
+    let steps = [("install", "install it with"), ("configure", "add to ostler.toml")];
+    steps.iter().fold(why, |words, (key, step)| match one_line(text_of(harness, key)) {
+        what if what.is_empty() => words,
+        what => format!("{words}; {step}: {what}"),
+    })
 }
 
 #[cfg(test)]
@@ -72,18 +74,27 @@ mod tests {
     async fn a_harness_that_is_missing_comes_with_what_to_do() {
         let capabilities = json!({"resumable": true, "approvals": true});
         let stub = Stub::start([Reply::page([
-            json!({"name": "demo", "description": "Deterministic.", "available": true, "capabilities": capabilities}),
+            json!({"name": "demo", "description": "Deterministic.", "available": true, "version": "0.1.0",
+                   "capabilities": capabilities}),
             json!({"name": "codex", "description": "OpenAI Codex.", "available": false, "capabilities": capabilities,
-                   "unavailable_reason": "codex-acp is not on the PATH", "install": "npm i -g codex-acp"}),
+                   "version": null, "unavailable_reason": "codex-acp is not on the PATH", "install": "npm i -g codex-acp",
+                   "configure": null}),
+            json!({"name": "qwen", "description": "Qwen Code.", "available": false, "capabilities": capabilities,
+                   "version": "0.24.4", "unavailable_reason": "not configured", "install": null,
+                   "configure": "[harness.qwen]\nkind = \"acp\"\npreset = \"qwen\"\n"}),
         ])])
         .await;
         let (mut terminal, out, err) = Terminal::kept(false, None);
         list(&stub.client(), &mut terminal).await.unwrap();
         insta::assert_snapshot!(out.text(), @"
-        HARNESS  AVAILABLE  RESUMES  ASKS  DESCRIPTION
-        demo     yes        yes      yes   Deterministic.
-        codex    no         yes      yes   OpenAI Codex.
+        HARNESS  AVAILABLE  VERSION  RESUMES  ASKS  DESCRIPTION
+        demo     yes        0.1.0    yes      yes   Deterministic.
+        codex    no                  yes      yes   OpenAI Codex.
+        qwen     no         0.24.4   yes      yes   Qwen Code.
         ");
-        assert_eq!(err.text(), "codex: codex-acp is not on the PATH; install it with: npm i -g codex-acp\n");
+        insta::assert_snapshot!(err.text(), @r#"
+        codex: codex-acp is not on the PATH; install it with: npm i -g codex-acp
+        qwen: not configured; add to ostler.toml: [harness.qwen] kind = "acp" preset = "qwen"
+        "#);
     }
 }

@@ -13,7 +13,7 @@ pub mod scripted;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -31,7 +31,7 @@ use crate::ids::{SessionId, TurnId};
 pub const EVENT_QUEUE: usize = 256;
 
 /// What becomes of an approval whose process has died.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ApprovalRecovery {
     /// A new process stands at the very call that asked: the decision is delivered there.
@@ -72,9 +72,49 @@ pub enum Availability {
     Missing {
         /// What is missing.
         why: String,
-        /// What to do about it.
+        /// How to install what it needs.
         install: Option<String>,
+        /// What to add to the configuration file.
+        configure: Option<String>,
     },
+}
+
+/// How a runtime takes a conversation up in a new process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Restore {
+    /// Silently.
+    Resume,
+    /// It first tells the whole history again.
+    Load,
+    /// Not at all.
+    None,
+}
+
+/// A way of working that a runtime offers, such as one in which it asks before it acts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mode {
+    /// The runtime's id of it.
+    pub id: String,
+    /// For people.
+    pub name: Option<String>,
+}
+
+/// What a runtime says of itself as it starts. Empty for those that have nothing to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Introduction {
+    /// Its own name.
+    pub agent_name: Option<String>,
+    /// Its own version.
+    pub agent_version: Option<String>,
+    /// The version of the protocol that it speaks.
+    pub protocol_version: Option<u64>,
+    /// How it takes a conversation up.
+    pub restore: Option<Restore>,
+    /// The modes that it offers.
+    pub modes: Vec<Mode>,
+    /// The mode that it is in, set up as the operator wants it.
+    pub mode: Option<String>,
 }
 
 /// An agent runtime.
@@ -90,6 +130,10 @@ pub trait Harness: Send + Sync {
     fn capabilities(&self) -> Capabilities;
     /// Whether it can be started here. Cheap; looks at the machine anew each time.
     fn availability(&self) -> Availability;
+    /// The version of what is installed here, where it is known.
+    fn version(&self) -> Option<String> {
+        None
+    }
 
     /// Checks a session's settings and gives them back complete, with defaults filled in. Unknown keys are refused.
     ///
@@ -115,6 +159,15 @@ pub trait Harness: Send + Sync {
     /// # Errors
     /// [`StartError`]; nothing is left running then.
     async fn start(&self, options: StartOptions) -> Result<Started, StartError>;
+
+    /// Starts a runtime as for a session, hears what it says of itself, and ends it.
+    ///
+    /// # Errors
+    /// As for [`Harness::start`].
+    async fn introduce(&self, options: StartOptions) -> Result<Introduction, StartError> {
+        self.start(options).await?.session.stop().await;
+        Ok(Introduction::default())
+    }
 }
 
 /// Everything that a runtime is started with: the same for the first process of a session and for each that follows.

@@ -1,13 +1,13 @@
 //! The harnesses that this service has: the built-in ones and those that the operator configured.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
 use thiserror::Error;
 
 use super::Harness;
-use super::acp::{AcpConfig, AcpHarness};
+use super::acp::{AcpConfig, AcpHarness, presets};
 use super::scripted::ScriptedHarness;
 
 /// One `[harness.NAME]` table of the operator's configuration.
@@ -33,7 +33,7 @@ pub struct RegistryError {
 pub struct Registry(BTreeMap<String, Arc<dyn Harness>>);
 
 impl Registry {
-    /// The built-in harnesses and the configured ones.
+    /// The built-in harnesses, the configured ones, and the known agents that are not configured.
     ///
     /// # Errors
     /// Every complaint about the configuration.
@@ -41,6 +41,7 @@ impl Registry {
         let mut registry = Self::default();
         registry.insert(Arc::new(ScriptedHarness));
         let mut complaints = Vec::new();
+        let mut used = BTreeSet::new();
         for (name, config) in configured {
             let complain = |complaint: String| RegistryError { name: name.clone(), complaint };
             if registry.get(name).is_some() {
@@ -49,10 +50,17 @@ impl Registry {
             }
             match config {
                 HarnessConfig::Acp(config) => match AcpHarness::new(name, config.clone()) {
-                    Ok(harness) => registry.insert(Arc::new(harness)),
+                    Ok(harness) => {
+                        used.extend(harness.preset().map(str::to_owned));
+                        registry.insert(Arc::new(harness));
+                    }
                     Err(complaint) => complaints.push(complain(complaint)),
                 },
             }
+        }
+        let unused = presets::names().filter(|name| !used.contains(*name) && registry.get(name).is_none());
+        for harness in unused.filter_map(AcpHarness::not_configured).collect::<Vec<_>>() {
+            registry.insert(Arc::new(harness));
         }
         if complaints.is_empty() { Ok(registry) } else { Err(complaints) }
     }
@@ -70,5 +78,34 @@ impl Registry {
     /// All of them, by name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn Harness>> {
         self.0.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Availability;
+    use super::*;
+
+    fn registry(text: &str) -> Registry {
+        Registry::new(&toml::from_str(text).unwrap()).unwrap()
+    }
+
+    fn not_configured(registry: &Registry) -> Vec<&str> {
+        let missing = |harness: &&Arc<dyn Harness>| {
+            matches!(harness.availability(), Availability::Missing { configure: Some(_), .. })
+        };
+        registry.iter().filter(missing).map(|harness| harness.name()).collect()
+    }
+
+    #[test]
+    fn a_known_agent_is_told_of_until_it_is_configured_or_its_name_is_taken() {
+        let all = ["claude", "claude2", "codex", "codex2", "gemini", "opencode", "qwen"];
+        assert_eq!(not_configured(&registry("")), all);
+        let some = registry(
+            "[coder]\nkind = \"acp\"\npreset = \"codex\"\n[gemini]\nkind = \"acp\"\ncommand = [\"sh\"]",
+        );
+        assert_eq!(not_configured(&some), ["claude", "claude2", "codex2", "opencode", "qwen"]);
+        assert_eq!(some.get("coder").unwrap().label(), "Codex");
+        assert_eq!(some.get("gemini").unwrap().availability(), Availability::Available);
     }
 }

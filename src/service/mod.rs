@@ -4,6 +4,7 @@
 //! finishes even when whoever asked has gone. What takes longer than a commit is the driver's: one task per live session.
 
 mod cancel;
+mod check;
 mod create;
 mod decide;
 mod destroy;
@@ -45,6 +46,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 pub use self::cancel::Wished;
+pub use self::check::Checked;
 pub use self::create::CreateSession;
 pub use self::decide::Decided;
 pub use self::error::{ServiceError, ServiceResult, chain};
@@ -58,7 +60,7 @@ use crate::clock::Clock;
 use crate::domain::policy::Policy;
 use crate::domain::session::Session;
 use crate::harness::Registry;
-pub use crate::harness::{Availability, Harness};
+pub use crate::harness::{Availability, Harness, Introduction, Mode, Restore};
 use crate::ids::SessionKey;
 pub use crate::store::{
     ApiKey, ApprovalFilter, Cursor, EventPage, OnceAnswer, Page, PageRequest, Published, Seen, SessionFilter,
@@ -157,6 +159,7 @@ pub struct Service {
     live: Arc<live::LiveSessions>,
     locks: run_locks::RunLocks,
     once: once::InFlight,
+    checks: check::Checks,
     keys: keys::KeyCache,
     rate: rate::RateLimit,
     counters: Counters,
@@ -185,6 +188,7 @@ impl Service {
             live: Arc::default(),
             locks: run_locks::RunLocks::default(),
             once: once::InFlight::default(),
+            checks: check::Checks::default(),
             keys: keys::KeyCache::default(),
             counters: Counters::default(),
             tasks: TaskTracker::new(),

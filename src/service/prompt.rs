@@ -131,7 +131,8 @@ impl Service {
             let words = format!("the harness {} is not configured any more", session.harness);
             return Err(ServiceError::HarnessUnavailable(Failure::new("harness_unavailable", words)));
         };
-        if !self.view(session.clone()).resumable {
+        // A harness that cannot take up what it left starts empty, which the session's log tells.
+        if !session.is_resumable(false, true) {
             return Err(ServiceError::NotResumable(session.id.clone()));
         }
         if let Availability::Missing { why, .. } = harness.availability() {

@@ -90,6 +90,29 @@ pub(super) async fn erase(options: &ServiceOptions, session: &Session, everythin
     }
 }
 
+/// Makes the directories of a check, workspace and state directory, where a session with this id would have its own: what is left
+/// running in them when the service dies is found there.
+pub(super) async fn make_check(options: &ServiceOptions, id: &SessionId) -> io::Result<(PathBuf, PathBuf)> {
+    let places = (options.data_dir.join("workspaces").join(id.as_str()), state_dir(options, id));
+    let mut builder = tokio::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder.create(&places.0).await?;
+    builder.create(&places.1).await?;
+    Ok(places)
+}
+
+/// Erases the directories of a check.
+pub(super) async fn erase_check(options: &ServiceOptions, id: &SessionId) {
+    for path in [options.data_dir.join("workspaces").join(id.as_str()), state_dir(options, id)] {
+        match tokio::fs::remove_dir_all(&path).await {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "a directory of a check cannot be erased");
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -110,7 +110,8 @@ impl Agent {
             Some("session/new") => {
                 self.session_id = format!("s-{}", std::process::id());
                 self.store(&json!({"words": []}));
-                answer(id, json!({"sessionId": self.session_id}));
+                let modes = json!({"currentModeId": "auto", "availableModes": [{"id": "auto"}, {"id": "ask", "name": "Ask"}]});
+                answer(id, json!({"sessionId": self.session_id, "modes": modes}));
                 let update = json!({"sessionUpdate": "available_commands_update", "availableCommands": []});
                 self.update(update);
             }
@@ -135,7 +136,9 @@ impl Agent {
         if !self.has("--load") && !self.has("--no-restore") {
             capabilities["sessionCapabilities"] = json!({"resume": {}});
         }
-        json!({"protocolVersion": 1, "agentCapabilities": capabilities, "authMethods": [{"id": "key", "name": "Key"}]})
+        let methods = json!([{"id": "key", "name": "Key"}]);
+        let info = json!({"name": "fake-acp-agent", "version": "7"});
+        json!({"protocolVersion": 1, "agentCapabilities": capabilities, "authMethods": methods, "agentInfo": info})
     }
 
     fn restore(&mut self, message: &Value) {

@@ -20,6 +20,7 @@ mod cli;
 mod cli_terminal;
 mod crash;
 mod deployment;
+mod harnesses;
 mod idempotency;
 mod policy;
 mod postgres;

@@ -5,22 +5,31 @@ use std::fmt;
 use std::path::{Component, Path};
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
+use super::presets;
 use super::tool_calls::ToolCustoms;
-use crate::harness::StatePaths;
+use crate::harness::{ApprovalRecovery, StatePaths};
 
 /// An ACP agent: its command, its surroundings, and what it needs to hear before the first prompt.
 ///
-/// Values of `env` and `files` may hold the placeholders `{state_dir}` and `{workspace}`. `Debug` shows neither values of
-/// the environment nor contents of files nor parameters: they may be secrets.
+/// Values of `env` and `files` may hold the placeholders `{state_dir}`, `{workspace}` and `{random}`: 32 hexadecimal digits,
+/// others at each start. `Debug` shows neither values of the environment nor contents of files nor parameters: they may be
+/// secrets.
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
 pub struct AcpConfig {
-    /// The program and its arguments. No shell reads it.
+    /// A known agent, whose description holds where this one says nothing.
+    #[serde(default)]
+    pub preset: Option<String>,
+    /// The program and, where another runs it, what that needs. No shell reads it.
     #[serde(default)]
     pub command: Vec<String>,
+    /// Arguments that follow the command, whichever it is.
+    #[serde(default)]
+    pub args: Vec<String>,
     /// Variables for the agent, on top of the few that it gets anyway; they win over those.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
@@ -47,7 +56,7 @@ pub struct AcpConfig {
     /// One sentence about it.
     #[serde(default)]
     pub description: Option<String>,
-    /// What to do when its command is missing.
+    /// What to do when its command is missing; follows from `needs` when absent.
     #[serde(default)]
     pub install: Option<String>,
     /// Where in a tool call its tool's name is, as a JSON pointer, for agents that tell it in their own way; else the call's title
@@ -58,12 +67,31 @@ pub struct AcpConfig {
     /// that the same call is recognised when a later process asks for it again.
     #[serde(default)]
     pub occasional_input: Vec<String>,
+    /// What must be installed.
+    #[serde(default)]
+    pub needs: Option<Needs>,
+    /// What becomes of a question whose process has died: `reask`, or `none` for an agent that does not ask again when it is told.
+    #[serde(default = "default_approval_recovery")]
+    pub approval_recovery: ApprovalRecovery,
     /// How many seconds the agent has from its start to its conversation.
     #[serde(default = "default_start_seconds")]
     pub start_seconds: u64,
     /// How many seconds the agent has to take a message. One that does not read is ended.
     #[serde(default = "default_write_seconds")]
     pub write_seconds: u64,
+}
+
+/// What an agent needs to be installed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Needs {
+    /// Its npm package.
+    pub package: String,
+    /// The version that it was tried with.
+    pub version: String,
+    /// The lowest major version of Node that runs it; absent where none is needed.
+    #[serde(default)]
+    pub node: Option<u32>,
 }
 
 /// A request that follows a new conversation and each one taken up.
@@ -84,6 +112,12 @@ pub(super) struct Places<'a> {
     pub state_dir: &'a str,
     /// `{workspace}`
     pub workspace: &'a str,
+    /// `{random}`
+    pub random: &'a str,
+}
+
+fn default_approval_recovery() -> ApprovalRecovery {
+    ApprovalRecovery::Reask
 }
 
 // The slowest agent seen took 11 s on a loaded machine.
@@ -104,8 +138,8 @@ impl AcpConfig {
         if self.command.first().is_none_or(String::is_empty) {
             return Err("an ACP harness requires a command".to_owned());
         }
-        if self.command.iter().any(|word| word.contains('\0')) {
-            return Err("command: no NUL characters".to_owned());
+        if self.argv().any(|word| word.contains('\0')) {
+            return Err("command and args: no NUL characters".to_owned());
         }
         for name in self.env.keys().chain(&self.inherit_env) {
             if name.is_empty() || name.contains(['=', '\0']) {
@@ -116,6 +150,17 @@ impl AcpConfig {
             return Err(format!("files: {path:?} is not a path below the state directory"));
         }
         StatePaths::parse(&self.state_paths)?;
+        if self.approval_recovery == ApprovalRecovery::Exact {
+            return Err(
+                "approval_recovery: no ACP agent stands at the call that it asked for; reask or none"
+                    .to_owned(),
+            );
+        }
+        if let Some(needs) = &self.needs
+            && (needs.package.is_empty() || needs.version.is_empty())
+        {
+            return Err("needs: a package and its version".to_owned());
+        }
         if self.after_new.iter().any(|request| request.method.is_empty()) {
             return Err("after_new: a request requires a method".to_owned());
         }
@@ -135,6 +180,23 @@ impl AcpConfig {
         }
     }
 
+    /// The program and all its arguments.
+    pub(super) fn argv(&self) -> impl Iterator<Item = &str> {
+        self.command.iter().chain(&self.args).map(String::as_str)
+    }
+
+    /// How to install what it needs.
+    pub(super) fn install(&self) -> Option<String> {
+        let needed = |needs: &Needs| {
+            let command = format!("npm install --global {}@{}", needs.package, needs.version);
+            match needs.node {
+                Some(node) => format!("{command} (with Node {node} or later)"),
+                None => command,
+            }
+        };
+        self.install.clone().or_else(|| self.needs.as_ref().map(needed))
+    }
+
     pub(super) fn start_deadline(&self) -> Duration {
         Duration::from_secs(self.start_seconds)
     }
@@ -147,7 +209,9 @@ impl AcpConfig {
 impl Places<'_> {
     /// The text with its placeholders filled in.
     pub(super) fn fill(&self, text: &str) -> String {
-        text.replace("{state_dir}", self.state_dir).replace("{workspace}", self.workspace)
+        text.replace("{state_dir}", self.state_dir)
+            .replace("{workspace}", self.workspace)
+            .replace("{random}", self.random)
     }
 }
 
@@ -160,12 +224,23 @@ impl AfterNew {
     }
 }
 
+impl<'de> Deserialize<'de> for AcpConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let own = toml::Table::deserialize(deserializer)?;
+        let whole = presets::complete(own).map_err(D::Error::custom)?;
+        // The one that is derived, of the table with all its keys.
+        Self::deserialize(toml::Value::Table(whole)).map_err(|error| D::Error::custom(error.message()))
+    }
+}
+
 impl fmt::Debug for AcpConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let env: Vec<_> = self.env.keys().collect();
         let files: Vec<_> = self.files.keys().collect();
         f.debug_struct("AcpConfig")
+            .field("preset", &self.preset)
             .field("command", &self.command)
+            .field("args", &self.args)
             .field("env", &env)
             .field("inherit_env", &self.inherit_env)
             .field("files", &files)
@@ -220,9 +295,9 @@ mod tests {
             config.after_new[0].params_for("s-1"),
             serde_json::json!({"sessionId": "s-1", "modeId": "read-only"})
         );
-        let places = Places { state_dir: "/state", workspace: "/space" };
+        let places = Places { state_dir: "/state", workspace: "/space", random: "0f" };
         assert_eq!(places.fill(&config.env["CODEX_HOME"]), "/state/.codex");
-        assert_eq!(places.fill("{workspace}:{other}"), "/space:{other}");
+        assert_eq!(places.fill("{workspace}:{other}:{random}"), "/space:{other}:0f");
     }
 
     #[test]
@@ -253,12 +328,25 @@ mod tests {
             ("state_paths = [\"/etc\"]", "state_paths"),
             ("after_new = [{ method = \"\" }]", "after_new"),
             ("tool_name_at = \"name\"", "tool_name_at"),
+            ("args = [\"\\u0000\"]", "args"),
+            ("state_paths = [\"a/../../b\"]", "state_paths"),
+            ("approval_recovery = \"exact\"", "approval_recovery"),
+            ("needs = { package = \"\", version = \"1\" }", "needs"),
             ("start_seconds = 0", "start_seconds"),
         ] {
             let config = read(&format!("kind = \"acp\"\ncommand = [\"a\"]\n{line}")).unwrap();
             let complaint = config.check().unwrap_err();
             assert!(complaint.contains(key), "{line}: {complaint}");
         }
+    }
+
+    #[test]
+    fn how_to_install_it_is_told_by_the_operator_or_follows_from_what_it_needs() {
+        let install = |line: &str| read(&format!("kind = \"acp\"\n{line}")).unwrap().install();
+        assert_eq!(install(""), None);
+        let needs = "needs = { package = \"@a/b\", version = \"1.2\", node = 22 }";
+        assert_eq!(install(needs).as_deref(), Some("npm install --global @a/b@1.2 (with Node 22 or later)"));
+        assert_eq!(install(&format!("{needs}\ninstall = \"ask me\"")).as_deref(), Some("ask me"));
     }
 
     #[test]

@@ -46,8 +46,8 @@ pub(super) enum Waiter {
         session_id: Option<String>,
         /// Whether the instructions are still to be given.
         instructions_pending: bool,
-        /// Gets the conversation's id.
-        reply: oneshot::Sender<Outcome>,
+        /// Gets the conversation's id and the whole answer.
+        reply: oneshot::Sender<Result<(String, Value), RpcError>>,
     },
     /// The turn at work: the answer is its end.
     Prompt,

@@ -1,13 +1,14 @@
 //! From a fresh process to an open conversation: the old one where it can be taken up, else a new one.
 
+use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::config::AcpConfig;
 use super::connection::{CallError, Gone, Waiter};
 use super::link::{Link, State};
-use super::protocol::{AUTH_REQUIRED, Initialize, OpenSession, Restore, RpcError, read_initialize};
+use super::protocol::{AUTH_REQUIRED, Initialize, OpenSession, RpcError, read_initialize, read_modes};
 use crate::domain::turn::Failure;
-use crate::harness::{Continuity, StartOptions};
+use crate::harness::{Continuity, Introduction, Restore, StartOptions};
 
 /// An open conversation.
 #[derive(Debug)]
@@ -18,6 +19,16 @@ pub(super) struct Opened {
     pub continuity: Continuity,
     /// The instructions, where the first prompt is still to carry them.
     pub instructions: Option<String>,
+    /// What the agent said of itself.
+    pub introduction: Introduction,
+}
+
+// What taking up, or beginning, a conversation came to.
+struct Conversation {
+    session_id: String,
+    answer: Value,
+    continuity: Continuity,
+    instructions: Option<String>,
 }
 
 /// Speaks with the agent until a conversation is open and set up as the operator wants it.
@@ -28,23 +39,34 @@ pub(super) async fn open(link: &Link, config: &AcpConfig, options: &StartOptions
     let connection = &link.shared.connection;
     let answer = connection.request("initialize", &Initialize::ours()).await;
     let answer = answer.map_err(|error| failure(link, "initialize", error))?;
-    let restore = read_initialize(&answer)
+    let mut introduction = read_initialize(&answer)
         .map_err(|words| Failure::new("agent_protocol_error", format!("{}: {words}", link.shared.name)))?;
     if let Some(method_id) = &config.authenticate {
         let params = serde_json::json!({"methodId": method_id});
         let answer = connection.request("authenticate", &params).await;
         answer.map_err(|error| failure(link, "authenticate", error))?;
     }
+    let restore = introduction.restore.unwrap_or(Restore::None);
     let opened = conversation(link, restore, options).await?;
+    read_modes(&opened.answer, &mut introduction);
     for request in &config.after_new {
         // It sets, say, when the agent asks before it acts. Going on without it would be less safe than the operator said.
-        let answer = connection.request(&request.method, &request.params_for(&opened.session_id)).await;
+        let params = request.params_for(&opened.session_id);
+        let answer = connection.request(&request.method, &params).await;
         answer.map_err(|error| failure(link, &request.method, error))?;
+        if request.method == "session/set_mode" {
+            introduction.mode = params["modeId"].as_str().map(str::to_owned);
+        }
     }
-    Ok(opened)
+    let Conversation { session_id, continuity, instructions, .. } = opened;
+    Ok(Opened { session_id, continuity, instructions, introduction })
 }
 
-async fn conversation(link: &Link, restore: Restore, options: &StartOptions) -> Result<Opened, Failure> {
+async fn conversation(
+    link: &Link,
+    restore: Restore,
+    options: &StartOptions,
+) -> Result<Conversation, Failure> {
     let reason = match &options.resume {
         None => None,
         Some(state) => match (serde_json::from_value::<State>(state.clone()), restore) {
@@ -53,7 +75,7 @@ async fn conversation(link: &Link, restore: Restore, options: &StartOptions) -> 
             (Ok(state), _) if state.cwd != link.shared.cwd => {
                 Some(format!("the conversation was held in another directory, {}", state.cwd))
             }
-            (Ok(_), Restore::Never) => Some(format!("{} cannot take a conversation up", link.shared.name)),
+            (Ok(_), Restore::None) => Some(format!("{} cannot take a conversation up", link.shared.name)),
             (Ok(state), Restore::Resume) => match take_up(link, "session/resume", state, options).await? {
                 Ok(opened) => return Ok(opened),
                 Err(refusal) => Some(refusal.message),
@@ -65,9 +87,9 @@ async fn conversation(link: &Link, restore: Restore, options: &StartOptions) -> 
         },
     };
     let opened = call(link, "session/new", None, options.instructions.is_some()).await;
-    let session_id = opened.map_err(|error| failure(link, "session/new", error))?;
+    let (session_id, answer) = opened.map_err(|error| failure(link, "session/new", error))?;
     let continuity = reason.map_or(Continuity::New, |reason| Continuity::Lost { reason });
-    Ok(Opened { session_id, continuity, instructions: options.instructions.clone() })
+    Ok(Conversation { session_id, answer, continuity, instructions: options.instructions.clone() })
 }
 
 // Agents have different codes for a conversation that they do not know, so every refusal counts as that, but for those
@@ -77,12 +99,12 @@ async fn take_up(
     method: &str,
     state: State,
     options: &StartOptions,
-) -> Result<Result<Opened, RpcError>, Failure> {
+) -> Result<Result<Conversation, RpcError>, Failure> {
     let pending = state.instructions_pending;
     match call(link, method, Some(&state.session_id), pending).await {
-        Ok(session_id) => {
+        Ok((session_id, answer)) => {
             let instructions = options.instructions.clone().filter(|_| pending);
-            Ok(Ok(Opened { session_id, continuity: Continuity::Restored, instructions }))
+            Ok(Ok(Conversation { session_id, answer, continuity: Continuity::Restored, instructions }))
         }
         Err(CallError::Refused(refusal)) if refusal.code != AUTH_REQUIRED => Ok(Err(refusal)),
         Err(error) => Err(Failure { code: "agent_resume_failed".to_owned(), ..failure(link, method, error) }),
@@ -94,14 +116,13 @@ async fn call(
     method: &str,
     session_id: Option<&str>,
     instructions_pending: bool,
-) -> Result<String, CallError> {
+) -> Result<(String, Value), CallError> {
     let (reply, answer) = oneshot::channel();
     let waiter = Waiter::Open { session_id: session_id.map(str::to_owned), instructions_pending, reply };
     let params = OpenSession { session_id, cwd: &link.shared.cwd, mcp_servers: [] };
     let sent = link.shared.connection.call(method, &params, waiter).await;
     sent.map_err(|Gone| CallError::Gone)?;
-    let session_id = answer.await.map_err(|_| CallError::Gone)?.map_err(CallError::Refused)?;
-    Ok(session_id.as_str().unwrap_or_default().to_owned())
+    answer.await.map_err(|_| CallError::Gone)?.map_err(CallError::Refused)
 }
 
 fn failure(link: &Link, method: &str, error: CallError) -> Failure {

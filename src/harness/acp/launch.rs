@@ -24,7 +24,14 @@ const ALWAYS_INHERITED: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TERM"];
 /// # Errors
 /// In words, when there is none.
 pub(super) fn find_program(config: &AcpConfig) -> Result<PathBuf, String> {
-    let name = config.command.first().map(String::as_str).unwrap_or_default();
+    find_named(config, config.command.first().map(String::as_str).unwrap_or_default())
+}
+
+/// Finds a program as the agent would.
+///
+/// # Errors
+/// In words, when there is none.
+pub(super) fn find_named(config: &AcpConfig, name: &str) -> Result<PathBuf, String> {
     if name.contains('/') {
         // Made absolute against the service's directory: the agent's own is a workspace, whose files are not trusted.
         let path = std::path::absolute(name).map_err(|error| format!("{name}: {error}"))?;
@@ -56,7 +63,7 @@ pub(super) fn prepare(
     let tag = mint_tag(session_id);
     Ok(Launch {
         program,
-        args: config.command.iter().skip(1).cloned().collect(),
+        args: config.argv().skip(1).map(str::to_owned).collect(),
         env: environment(config, &tag, places, own_variable),
         cwd: PathBuf::from(places.workspace),
         last_words: Path::new(places.state_dir).join("stderr.log"),
@@ -138,7 +145,7 @@ mod tests {
             "PATH" | "TERM" | "KEY" | "SECRET" => Some(OsString::from(format!("own {name}"))),
             _ => None,
         };
-        let places = Places { state_dir: "/state", workspace: "/space" };
+        let places = Places { state_dir: "/state", workspace: "/space", random: "0f" };
         let env = environment(&config, "ses_1/2.3", places, own);
         let shown: Vec<String> = env
             .iter()
@@ -162,7 +169,7 @@ mod tests {
     fn files_are_written_once_and_only_below_the_state_directory() {
         let state = tempfile::tempdir().unwrap();
         let outside = tempfile::tempdir().unwrap();
-        let places = Places { state_dir: state.path().to_str().unwrap(), workspace: "/space" };
+        let places = Places { state_dir: state.path().to_str().unwrap(), workspace: "/space", random: "0f" };
         let config = config("command = [\"a\"]\nfiles = { \".codex/config.toml\" = \"cwd={workspace}\" }");
         let prepare = || prepare(&config, "/bin/sh".into(), &SessionId::mint(), places);
         let first = prepare().unwrap();

@@ -2,7 +2,8 @@
 //!
 //! One process per session, started from a description of the operator's ([`AcpConfig`]). Who owns what:
 //!
-//! - `config`, `launch`, `process`, `descendants`, `stderr`: the agent's description, surroundings, process and end;
+//! - `presets`, `config`, `installed`: the agent's description, and what is there of it;
+//! - `launch`, `process`, `descendants`, `stderr`: its surroundings, process and end;
 //! - `protocol`, `lines`, `connection`: messages, and the two pipes they go through;
 //! - `handshake`: from a fresh process to an open conversation;
 //! - `pump`: everything that comes from the agent, in order; `translate` and `tool_calls` say what it means;
@@ -16,10 +17,12 @@ mod connection;
 mod descendants;
 mod files;
 mod handshake;
+mod installed;
 mod launch;
 mod lines;
 mod link;
 mod permission;
+pub(super) mod presets;
 mod process;
 mod protocol;
 mod pump;
@@ -28,21 +31,26 @@ mod stderr;
 mod tool_calls;
 mod translate;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use self::config::Places;
-pub use self::config::{AcpConfig, AfterNew};
+pub use self::config::{AcpConfig, AfterNew, Needs};
+use self::handshake::Opened;
 use self::link::{Link, Terms};
 use self::process::Process;
 use self::pump::WRITE_TOOL;
 use self::session::AcpSession;
 use super::{
-    ApprovalRecovery, Availability, Capabilities, Harness, StartError, StartOptions, Started, StatePaths,
+    ApprovalRecovery, Availability, Capabilities, Harness, HarnessEvent, Introduction, Restore, StartError,
+    StartOptions, Started, StatePaths,
 };
+use crate::domain::approval::hex;
 use crate::domain::turn::Failure;
 use crate::ids::SessionId;
 
@@ -52,6 +60,9 @@ pub struct AcpHarness {
     name: String,
     config: AcpConfig,
     state_paths: StatePaths,
+    configured: bool,
+    /// How it takes a conversation up, as its last start has shown.
+    restore: Mutex<Option<Restore>>,
 }
 
 impl AcpHarness {
@@ -62,7 +73,32 @@ impl AcpHarness {
     pub fn new(name: &str, config: AcpConfig) -> Result<Self, String> {
         config.check()?;
         let state_paths = StatePaths::parse(&config.state_paths)?;
-        Ok(Self { name: name.to_owned(), config, state_paths })
+        Ok(Self { name: name.to_owned(), config, state_paths, configured: true, restore: Mutex::default() })
+    }
+
+    /// A known agent that the operator has not configured: it is told of, and not started.
+    pub(super) fn not_configured(preset: &str) -> Option<Self> {
+        let harness = Self::new(preset, presets::description(preset)?).ok()?;
+        Some(Self { configured: false, ..harness })
+    }
+
+    /// The preset that it is made from.
+    pub(super) fn preset(&self) -> Option<&str> {
+        self.config.preset.as_deref()
+    }
+
+    // The program, if this agent can be started here.
+    fn program(&self) -> Result<PathBuf, String> {
+        if !self.configured {
+            return Err("not configured".to_owned());
+        }
+        self.installed()
+    }
+
+    fn installed(&self) -> Result<PathBuf, String> {
+        let program = launch::find_program(&self.config)?;
+        installed::suits(&self.config, &program)?;
+        Ok(program)
     }
 
     // For messages: the harness and, where it says more, its command.
@@ -87,10 +123,53 @@ impl AcpHarness {
         options: &StartOptions,
         places: Places<'_>,
     ) -> Result<(Process, process::Pipes), StartError> {
-        let program = launch::find_program(&self.config).map_err(|why| self.unavailable(&why))?;
+        let program = self.program().map_err(|why| self.unavailable(&why))?;
         let launch = launch::prepare(&self.config, program, &options.session_id, places)
             .map_err(|error| self.failed("agent_start_failed", &format!("its state directory: {error}")))?;
         Process::spawn(launch).map_err(|error| self.unavailable(&error.to_string()))
+    }
+
+    async fn open(
+        &self,
+        options: &StartOptions,
+    ) -> Result<(Link, mpsc::Receiver<HarnessEvent>, Opened), StartError> {
+        let not_text = || self.failed("agent_start_failed", "ACP can only name directories in UTF-8");
+        let text = |path: &Path| path.to_str().map(str::to_owned).ok_or_else(not_text);
+        let (state_dir, workspace) = (text(&options.state_dir)?, text(&options.workspace)?);
+        let random = random().map_err(|error| self.failed("agent_start_failed", &error))?;
+        let places = Places { state_dir: &state_dir, workspace: &workspace, random: &random };
+        let (process, pipes) = self.spawn(options, places)?;
+        let terms = Terms {
+            name: self.shown_name(),
+            cwd: &workspace,
+            write_deadline: self.config.write_deadline(),
+            writes_allowed: options.permission_mode.allows("edit")
+                && !options.denied_tools.denies(WRITE_TOOL, "edit"),
+            tools: self.config.tool_customs(),
+            fence: options.fence.clone(),
+        };
+        let (link, events) = Link::attach(process, pipes, terms)
+            .await
+            .map_err(|error| self.failed("agent_start_failed", &format!("its workspace: {error}")))?;
+        let deadline = self.config.start_deadline();
+        let failure = match timeout(deadline, handshake::open(&link, &self.config, options)).await {
+            Ok(Ok(opened)) => {
+                *self.lock_restore() = opened.introduction.restore;
+                return Ok((link, events, opened));
+            }
+            Ok(Err(failure)) => failure,
+            Err(_) => {
+                let why = format!("{} was not ready within {} s", self.name, deadline.as_secs());
+                Failure::new("agent_start_timeout", why)
+            }
+        };
+        link.abandon().await;
+        Err(StartError::Failed(failure))
+    }
+
+    // A panic while it is held leaves nothing half done.
+    fn lock_restore(&self) -> MutexGuard<'_, Option<Restore>> {
+        self.restore.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,23 +188,39 @@ impl Harness for AcpHarness {
     }
 
     fn capabilities(&self) -> Capabilities {
+        let restores = *self.lock_restore() != Some(Restore::None);
         Capabilities {
             sandbox: false,
-            resumable: true,
+            resumable: restores,
             approvals: true,
             host_tools: false,
             file_events: true,
             edited_input: false,
             instructions: true,
-            approval_recovery: ApprovalRecovery::Reask,
+            // Whoever does not know the conversation cannot be told how a question of it was answered.
+            approval_recovery: if restores { self.config.approval_recovery } else { ApprovalRecovery::None },
         }
     }
 
     fn availability(&self) -> Availability {
-        match launch::find_program(&self.config) {
-            Ok(_) => Availability::Available,
-            Err(why) => Availability::Missing { why, install: self.config.install.clone() },
+        let Err(why) = self.program() else { return Availability::Available };
+        let (name, install) = (&self.name, || self.config.install());
+        if self.configured {
+            return Availability::Missing { why, install: install(), configure: None };
         }
+        Availability::Missing {
+            why,
+            install: self.installed().err().and_then(|_| install()),
+            configure: Some(format!("[harness.{name}]\nkind = \"acp\"\npreset = \"{name}\"\n")),
+        }
+    }
+
+    fn version(&self) -> Option<String> {
+        let program = launch::find_program(&self.config).ok()?;
+        let package = installed::package(&self.config, &program)?;
+        // Two agents may have programs of one name.
+        let is_other = installed::is_other_agent(&self.config, &package);
+        (!is_other).then_some(package.version)
     }
 
     fn validate(&self, settings: &Value) -> Result<Value, Vec<String>> {
@@ -142,7 +237,9 @@ impl Harness for AcpHarness {
     }
 
     async fn end_orphans(&self, homes: &Path) {
-        process::end_orphans(homes.to_owned()).await;
+        if self.configured {
+            process::end_orphans(homes.to_owned()).await;
+        }
     }
 
     async fn end_left(&self, session_id: &SessionId) {
@@ -150,39 +247,23 @@ impl Harness for AcpHarness {
     }
 
     async fn start(&self, options: StartOptions) -> Result<Started, StartError> {
-        let not_text = || self.failed("agent_start_failed", "ACP can only name directories in UTF-8");
-        let text = |path: &Path| path.to_str().map(str::to_owned).ok_or_else(not_text);
-        let (state_dir, workspace) = (text(&options.state_dir)?, text(&options.workspace)?);
-        let places = Places { state_dir: &state_dir, workspace: &workspace };
-        let (process, pipes) = self.spawn(&options, places)?;
-        let terms = Terms {
-            name: self.shown_name(),
-            cwd: &workspace,
-            write_deadline: self.config.write_deadline(),
-            writes_allowed: options.permission_mode.allows("edit")
-                && !options.denied_tools.denies(WRITE_TOOL, "edit"),
-            tools: self.config.tool_customs(),
-            fence: options.fence.clone(),
-        };
-        let (link, events) = Link::attach(process, pipes, terms)
-            .await
-            .map_err(|error| self.failed("agent_start_failed", &format!("its workspace: {error}")))?;
-        let deadline = self.config.start_deadline();
-        let failure = match timeout(deadline, handshake::open(&link, &self.config, &options)).await {
-            Ok(Ok(opened)) => {
-                let (continuity, native_id) = (opened.continuity.clone(), Some(opened.session_id.clone()));
-                let session = Box::new(AcpSession::new(link, opened));
-                return Ok(Started { session, events, continuity, native_id });
-            }
-            Ok(Err(failure)) => failure,
-            Err(_) => {
-                let why = format!("{} was not ready within {} s", self.name, deadline.as_secs());
-                Failure::new("agent_start_timeout", why)
-            }
-        };
-        link.abandon().await;
-        Err(StartError::Failed(failure))
+        let (link, events, opened) = self.open(&options).await?;
+        let (continuity, native_id) = (opened.continuity.clone(), Some(opened.session_id.clone()));
+        let session = Box::new(AcpSession::new(link, opened));
+        Ok(Started { session, events, continuity, native_id })
     }
+
+    async fn introduce(&self, options: StartOptions) -> Result<Introduction, StartError> {
+        let (link, _events, opened) = self.open(&options).await?;
+        link.process.stop(|| link.shared.closing.cancel()).await;
+        Ok(opened.introduction)
+    }
+}
+
+fn random() -> Result<String, String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| format!("no randomness: {error}"))?;
+    Ok(hex(&bytes))
 }
 
 #[cfg(test)]
@@ -213,8 +294,44 @@ mod tests {
         let install = Some("npm install it".to_owned());
         assert_eq!(
             missing,
-            Availability::Missing { why: "no-such-agent is not on the PATH".to_owned(), install }
+            Availability::Missing {
+                why: "no-such-agent is not on the PATH".to_owned(),
+                install,
+                configure: None
+            }
         );
+    }
+
+    #[tokio::test]
+    async fn a_known_agent_that_is_not_configured_is_told_of_and_not_started() {
+        let mut harness = AcpHarness::not_configured("codex").unwrap();
+        let Availability::Missing { why, install, configure } = harness.availability() else {
+            panic!("it is not configured");
+        };
+        assert_eq!(why, "not configured");
+        // Where it happens to be installed there is nothing to install.
+        assert_eq!(install.is_some(), harness.version().is_none());
+        let configure = configure.unwrap();
+        assert!(configure.contains("[harness.codex]\nkind = \"acp\"\npreset = \"codex\""), "{configure}");
+        harness.config.command = vec!["sh".to_owned()];
+        assert!(matches!(harness.availability(), Availability::Missing { install: None, .. }));
+        let directory = tempfile::tempdir().unwrap();
+        let options = StartOptions {
+            session_id: SessionId::mint(),
+            workspace: directory.path().to_owned(),
+            state_dir: directory.path().to_owned(),
+            instructions: None,
+            permission_mode: crate::domain::approval::PermissionMode::Ask,
+            denied_tools: crate::domain::policy::DeniedTools::default(),
+            settings: json!({}),
+            resume: None,
+            open_turn: None,
+            fence: super::super::Fence::open(),
+        };
+        let Err(StartError::Unavailable(failure)) = harness.start(options).await else {
+            panic!("it was started");
+        };
+        assert_eq!(failure.code, "harness_unavailable");
     }
 
     #[test]

@@ -6,6 +6,8 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::harness::{Introduction, Mode, Restore};
+
 /// The one version that we speak.
 pub(super) const PROTOCOL_VERSION: u64 = 1;
 
@@ -23,6 +25,9 @@ pub(super) const AUTH_REQUIRED: i64 = -32000;
 pub(super) const NOT_FOUND: i64 = -32002;
 
 const ERROR_CHARS: usize = 2000;
+const NAME_CHARS: usize = 200;
+/// No agent offers more modes.
+const MODES_MAX: usize = 64;
 
 /// The parameters of `initialize`.
 #[derive(Debug, Serialize)]
@@ -97,34 +102,51 @@ pub(super) struct TextBlock {
     pub text: String,
 }
 
-/// How an agent takes a conversation up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Restore {
-    /// `session/resume`: silently.
-    Resume,
-    /// `session/load`: it first tells the whole history again.
-    Load,
-    /// Not at all.
-    Never,
-}
-
 /// Reads the answer to `initialize`.
 ///
 /// # Errors
 /// In words, when the agent does not speak our version.
-pub(super) fn read_initialize(answer: &Value) -> Result<Restore, String> {
+pub(super) fn read_initialize(answer: &Value) -> Result<Introduction, String> {
     let version = &answer["protocolVersion"];
     if version.as_u64() != Some(PROTOCOL_VERSION) {
         return Err(format!("it speaks version {version} of the protocol, not {PROTOCOL_VERSION}"));
     }
     let capabilities = &answer["agentCapabilities"];
-    if capabilities["sessionCapabilities"]["resume"].is_object() {
-        Ok(Restore::Resume)
+    let restore = if capabilities["sessionCapabilities"]["resume"].is_object() {
+        Restore::Resume
     } else if capabilities["loadSession"] == Value::Bool(true) {
-        Ok(Restore::Load)
+        Restore::Load
     } else {
-        Ok(Restore::Never)
-    }
+        Restore::None
+    };
+    let agent = &answer["agentInfo"];
+    Ok(Introduction {
+        agent_name: text(&agent["name"]),
+        agent_version: text(&agent["version"]),
+        protocol_version: Some(PROTOCOL_VERSION),
+        restore: Some(restore),
+        ..Introduction::default()
+    })
+}
+
+/// Reads the modes of a conversation, and the one that it is in. Some agents offer them as an option among others.
+pub(super) fn read_modes(opened: &Value, introduction: &mut Introduction) {
+    let modes = &opened["modes"];
+    let options = opened["configOptions"].as_array().into_iter().flatten();
+    let option = options.into_iter().find(|option| option["category"] == "mode");
+    let (offered, id, current) = match option {
+        Some(option) if modes["availableModes"].is_null() => {
+            (&option["options"], "value", &option["currentValue"])
+        }
+        _ => (&modes["availableModes"], "id", &modes["currentModeId"]),
+    };
+    let read = |mode: &Value| Some(Mode { id: text(&mode[id])?, name: text(&mode["name"]) });
+    introduction.modes = offered.as_array().into_iter().flatten().take(MODES_MAX).filter_map(read).collect();
+    introduction.mode = text(current);
+}
+
+fn text(value: &Value) -> Option<String> {
+    value.as_str().map(|text| clipped(text, NAME_CHARS))
 }
 
 /// A JSON-RPC error, of either side.
@@ -284,13 +306,14 @@ mod tests {
     #[test]
     fn only_our_version_is_accepted_and_resume_is_preferred_to_load() {
         let answer = |version: Value, capabilities: Value| {
-            read_initialize(&json!({"protocolVersion": version, "agentCapabilities": capabilities}))
+            let answer = json!({"protocolVersion": version, "agentCapabilities": capabilities});
+            read_initialize(&answer).map(|introduction| introduction.restore)
         };
         let resume = json!({"loadSession": true, "sessionCapabilities": {"resume": {}}});
-        assert_eq!(answer(1.into(), resume), Ok(Restore::Resume));
+        assert_eq!(answer(1.into(), resume), Ok(Some(Restore::Resume)));
         let null = json!({"loadSession": true, "sessionCapabilities": {"resume": null}});
-        assert_eq!(answer(1.into(), null), Ok(Restore::Load));
-        assert_eq!(answer(1.into(), Value::Null), Ok(Restore::Never));
+        assert_eq!(answer(1.into(), null), Ok(Some(Restore::Load)));
+        assert_eq!(answer(1.into(), Value::Null), Ok(Some(Restore::None)));
         for version in [json!(2), json!("1"), json!(0), Value::Null] {
             assert!(answer(version, Value::Null).is_err());
         }
@@ -330,10 +353,39 @@ mod tests {
     fn what_the_schema_writes_is_what_we_read() {
         let mut answer = acp::InitializeResponse::new(1.into());
         answer.agent_capabilities.load_session = true;
-        let read = |answer: &acp::InitializeResponse| read_initialize(&serde_json::to_value(answer).unwrap());
-        assert_eq!(read(&answer), Ok(Restore::Load));
+        answer.agent_info = Some(acp::Implementation::new("codex-acp", "0.16.0"));
+        let read = |answer: &acp::InitializeResponse| {
+            read_initialize(&serde_json::to_value(answer).unwrap()).unwrap()
+        };
+        let introduction = read(&answer);
+        assert_eq!(introduction.restore, Some(Restore::Load));
+        assert_eq!(introduction.agent_name.as_deref(), Some("codex-acp"));
+        assert_eq!(introduction.agent_version.as_deref(), Some("0.16.0"));
         answer.agent_capabilities.session_capabilities.resume = Some(Default::default());
-        assert_eq!(read(&answer), Ok(Restore::Resume));
+        assert_eq!(read(&answer).restore, Some(Restore::Resume));
+    }
+
+    #[test]
+    fn modes_are_offered_as_such_or_as_an_option_of_that_category() {
+        let read = |answer: Value| {
+            let mut introduction = Introduction::default();
+            read_modes(&answer, &mut introduction);
+            let ids: Vec<String> = introduction.modes.into_iter().map(|mode| mode.id).collect();
+            (ids.join(" "), introduction.mode)
+        };
+        let modes = json!({"currentModeId": "auto", "availableModes": [{"id": "auto", "name": "Auto"}, {"id": "ask"}]});
+        let options = json!([
+            {"id": "model", "category": "model", "currentValue": "m", "options": [{"value": "m", "name": "M"}]},
+            {"id": "mode", "category": "mode", "currentValue": "plan", "options": [{"value": "plan", "name": "Plan"}]},
+        ]);
+        assert_eq!(read(json!({"modes": modes})), ("auto ask".into(), Some("auto".into())));
+        assert_eq!(read(json!({"configOptions": options})), ("plan".into(), Some("plan".into())));
+        assert_eq!(read(json!({"modes": modes, "configOptions": options})).1, Some("auto".into()));
+        for nothing in
+            [json!({}), json!(null), json!([7]), json!("s"), json!({"modes": null, "configOptions": 7})]
+        {
+            assert_eq!(read(nothing), (String::new(), None));
+        }
     }
 
     #[test]

@@ -237,13 +237,13 @@ impl Pump {
                 Ok(())
             }
             Some(Waiter::Open { session_id, instructions_pending, reply }) => {
-                let opened = outcome.and_then(|answer| conversation(session_id, &answer));
-                if let Ok(session_id) = &opened {
+                let opened = outcome.and_then(|answer| Ok((conversation(session_id, &answer)?, answer)));
+                if let Ok((session_id, _)) = &opened {
                     self.session_id = Some(session_id.clone());
                     let state = self.shared.state(session_id, instructions_pending);
                     self.emit(checkpoint(&state)).await?;
                 }
-                drop(reply.send(opened.map(Value::from)));
+                drop(reply.send(opened));
                 Ok(())
             }
             Some(Waiter::Prompt) => self.end_turn(outcome).await,

@@ -67,6 +67,10 @@ impl Harness for ScriptedHarness {
         Availability::Available
     }
 
+    fn version(&self) -> Option<String> {
+        Some(env!("CARGO_PKG_VERSION").to_owned())
+    }
+
     fn validate(&self, settings: &Value) -> Result<Value, Vec<String>> {
         token_delay(settings).map(|delay| json!({ TOKEN_DELAY: delay }))
     }
