@@ -24,7 +24,7 @@ mod harnesses;
 mod idempotency;
 mod policy;
 mod postgres;
-mod real_codex;
+mod real_agents;
 mod replicas;
 mod scope;
 mod sessions;
