@@ -26,6 +26,13 @@ pub struct Agent {
     pub lags_after_cancel: bool,
 }
 
+// Some agents go on when their stdin is closed, as it is at the end of a test, and nobody starts the service again to end them.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        processes::end_with_home_below(&self.home.path().join("agents"));
+    }
+}
+
 /// The scripted model. Dropping it ends it.
 pub struct Model {
     url: String,
@@ -97,11 +104,11 @@ impl Stage {
     }
 
     /// kill -9 of the service, and a new start.
-    pub async fn kill_the_service(self) -> Self {
-        let Self { home, server, agent, _model, .. } = self;
-        server.kill().await;
-        let server = home.start().await;
-        Self { api: server.api(), home, server, agent, _model }
+    pub async fn kill_the_service(&mut self) {
+        processes::kill(self.server.pid());
+        processes::eventually("the service is gone", || !processes::is_alive(self.server.pid())).await;
+        self.server = self.home.start().await;
+        self.api = self.server.api();
     }
 
     /// A session that has been told a word to remember.

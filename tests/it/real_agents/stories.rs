@@ -84,10 +84,10 @@ pub async fn when_the_agent_is_killed_the_turn_fails_at_once_and_the_next_one_re
 }
 
 pub async fn an_approval_outlives_the_service_and_takes_effect_once(agent: &'static Agent) {
-    let stage = Stage::set(agent).await;
+    let mut stage = Stage::set(agent).await;
     let session = stage.session("heron").await;
     let approval = stage.asked_to_run(&session, "echo once >> once.txt").await;
-    let stage = stage.kill_the_service().await;
+    stage.kill_the_service().await;
     assert_eq!(stage.api.session(&session).await["status"], "awaiting_approval");
     stage.api.decide(&approval, "approve").await.expect(200);
     let turn = stage.ended(&session).await;
@@ -136,12 +136,12 @@ pub async fn twenty_turns_in_one_session(agent: &'static Agent) {
 }
 
 pub async fn nothing_is_left_of_a_killed_service_or_of_a_stopped_session(agent: &'static Agent) {
-    let stage = Stage::set(agent).await;
+    let mut stage = Stage::set(agent).await;
     let session = stage.session("heron").await;
     let tool = stage.tool_at_work(&session).await;
     let before = processes::of_agent(&session);
     assert!(!before.is_empty());
-    let stage = stage.kill_the_service().await;
+    stage.kill_the_service().await;
     // Two on one conversation would write over each other.
     assert_eq!(processes::of_agent(&session), NONE, "left of the killed service: {before:?}");
     assert!(!processes::is_alive(tool));
@@ -177,4 +177,5 @@ pub async fn it_goes_on_from_another_disk_and_remembers(agent: &'static Agent) {
     let turn = a.api().prompt(session, "RECALL").await;
     assert!(turn["text"].as_str().unwrap().contains("RECALLED(kite)"), "{turn}");
     assert_eq!(a.api().events_of(session, "session.context_lost").await, [Value::Null; 0]);
+    assert!(a.terminate().await.success());
 }

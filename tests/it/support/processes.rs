@@ -1,6 +1,7 @@
 //! What still runs, by what the kernel says.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -21,6 +22,18 @@ pub fn of_agent(session: &str) -> Vec<u32> {
         is_alive(*pid) && environ.split(|byte| *byte == 0).any(|entry| entry.starts_with(mark.as_bytes()))
     };
     all().filter(marked).collect()
+}
+
+/// kill -9 for the processes whose home is below a directory, those that are going anyway among them.
+pub fn end_with_home_below(directory: &Path) {
+    let home = format!("HOME={}/", directory.display());
+    let is_below = |pid: &u32| {
+        let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environ.split(|byte| *byte == 0).any(|entry| entry.starts_with(home.as_bytes()))
+    };
+    for pid in all().filter(is_below) {
+        drop(kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL));
+    }
 }
 
 /// The processes whose parent it is.
