@@ -32,7 +32,7 @@ pub fn end_with_home_below(directory: &Path) {
         environ.split(|byte| *byte == 0).any(|entry| entry.starts_with(home.as_bytes()))
     };
     for pid in all().filter(is_below) {
-        drop(kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL));
+        let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
     }
 }
 
