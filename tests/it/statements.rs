@@ -45,6 +45,8 @@ const FOUND_BY: &[(&str, &str, &str)] = &[
     ("approvals::list_expired", "approvals_expiring", "approvals_expiring"),
     ("events::bounds", "sqlite_autoindex_events_1", "events_pkey"),
     ("events::list", "sqlite_autoindex_events_1", "events_pkey"),
+    ("events::list_aged", "INTEGER PRIMARY KEY", "agent_harness_sessions_pkey"),
+    ("events::purge", "sqlite_autoindex_events_1", "events_pkey"),
     ("events::insert", "INTEGER PRIMARY KEY", "agent_harness_sessions_pkey"),
     ("leases::list_stranded", "sessions_held", "sessions_held"),
     ("leases::list_stranded", "sessions_stranded", "sessions_stranded"),
@@ -69,8 +71,8 @@ const FOUND_BY_MANY: &[(&str, &str)] = &[
     ("once::finish, many", "idempotency_keys_pkey"),
     ("keys::touch, many", "api_keys_pkey"),
 ];
-/// What may read a table whole: one looks for any row at all, the other for rows that no index knows, and hardly ever.
-const READ_ALL: &[&str] = &["keys::any", "events::purge"];
+/// What may read a table whole: it looks for any row at all.
+const READ_ALL: &[&str] = &["keys::any"];
 /// Tables that are small however much is stored, by name or by what a statement calls them; and the rows of an array.
 const SMALL: &[&str] =
     &["replicas", "r", "o", "cluster", "_sqlx_migrations", "event_tickets", "json_each", "CONSTANT"];

@@ -720,6 +720,16 @@ async fn old_events_go_but_each_sessions_last_stays_so_that_its_numbers_go_on(on
     assert_eq!((page.first_seq, page.last_seq, page.events.len()), (3, 3, 1));
     store.append(lease, vec![text("4")]).await.unwrap();
     assert_eq!(seqs(store.as_ref(), &new).await, [3, 4]);
+    // The clock went back in between: what is old goes from the front, and never leaves a hole.
+    let at = |moment: i64, words: &str| NewEvent { at: Timestamp(AT.0 + moment), ..text(words) };
+    let mixed = session("o1", "bob");
+    create(store.as_ref(), &mixed).await;
+    let lease = held(store.as_ref(), &mixed).await.reference();
+    let events = vec![at(10, "1"), at(100, "2"), at(20, "3"), at(30, "4")];
+    store.append(lease, events).await.unwrap();
+    assert_eq!(store.purge_events(Timestamp(AT.0 + 50)).await.unwrap(), 1);
+    assert_eq!(seqs(store.as_ref(), &mixed).await, [2, 3, 4]);
+    assert_eq!(store.purge_events(Timestamp(AT.0 + 50)).await.unwrap(), 0);
 }
 
 async fn a_purged_session_leaves_nothing(on: On) {

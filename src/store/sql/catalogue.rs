@@ -245,7 +245,8 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
         events::bounds(key);
         events::list(key, 5, 9);
         events::list_of_turn(key, at_turn, 5, 9);
-        events::purge(at);
+        events::list_aged(key, at);
+        events::purge(key, at);
         keys::any();
         keys::insert(stored_key);
         keys::insert_first(stored_key);

@@ -43,17 +43,43 @@ pub(super) fn list_of_turn(session: SessionKey, turn: Ordinal, after: i64, limit
 
 /// Events that one purge erases; more would keep other writers waiting.
 pub(super) const PURGED_AT_ONCE: u64 = 5000;
+/// Sessions that are looked at together for old events.
+pub(super) const AGED_AT_ONCE: i64 = 500;
 
-/// Old events of turns that are over; the last of each session stays, so that its sequence goes on from there.
-pub(super) fn purge(before: Timestamp) -> Statement {
+/// Sessions behind a key whose first event is old, and not the last one, and none of whose turns is open: a few look-ups for each,
+/// however many events there are.
+pub(super) fn list_aged(after: SessionKey, before: Timestamp) -> Statement {
     Statement::new(
-        "DELETE FROM events WHERE (session_key, seq) IN (
-            SELECT e.session_key, e.seq FROM events e
-            WHERE e.at < $1
-                AND e.seq < (SELECT MAX(l.seq) FROM events l WHERE l.session_key = e.session_key)
-                AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.session_key = e.session_key AND t.ended_at IS NULL)
-            LIMIT $2)",
+        "SELECT s.session_key FROM agent_harness_sessions s
+         WHERE s.session_key > $1 AND s.created_at < $2
+            AND (SELECT e.at FROM events e WHERE e.session_key = s.session_key ORDER BY e.seq LIMIT 1) < $2
+            AND (SELECT e.seq FROM events e WHERE e.session_key = s.session_key ORDER BY e.seq LIMIT 1 OFFSET 1) IS NOT NULL
+            AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.session_key = s.session_key AND t.ended_at IS NULL)
+         ORDER BY s.session_key LIMIT $3",
     )
+    .bind(after)
+    .bind(before)
+    .bind(AGED_AT_ONCE)
+}
+
+pub(super) fn read_aged(records: Vec<Record>) -> Result<Vec<SessionKey>> {
+    let key = |record| {
+        Reader::new(record, "agent_harness_sessions", "session_key").int("session_key").map(SessionKey)
+    };
+    records.into_iter().map(key).collect()
+}
+
+/// The old events at the front of a session's log; the last of all stays, so that its sequence goes on from there.
+pub(super) fn purge(session: SessionKey, before: Timestamp) -> Statement {
+    Statement::new(
+        "DELETE FROM events WHERE session_key = $1
+            AND seq < (SELECT MAX(l.seq) FROM events l WHERE l.session_key = $1)
+            AND seq < (SELECT MIN(f.seq) + $3 FROM events f WHERE f.session_key = $1)
+            AND seq < COALESCE((SELECT k.seq FROM events k WHERE k.session_key = $1 AND k.at >= $2 ORDER BY k.seq LIMIT 1),
+                9223372036854775807)
+            AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.session_key = $1 AND t.ended_at IS NULL)",
+    )
+    .bind(session)
     .bind(before)
     .bind(PURGED_AT_ONCE as i64)
 }

@@ -357,12 +357,19 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.run([once::purge(before)]).await.map(|written| written.changed)
     }
     async fn purge_events(&self, before: Timestamp) -> Result<u64> {
-        let mut purged = 0;
+        let (mut purged, mut behind) = (0, SessionKey(i64::MIN));
         loop {
-            let some = self.run([events::purge(before)]).await?.changed;
-            purged += some;
-            if some < events::PURGED_AT_ONCE {
-                return Ok(purged);
+            let aged = events::read_aged(self.fetch(events::list_aged(behind, before)).await?)?;
+            let Some(last) = aged.last() else { return Ok(purged) };
+            behind = *last;
+            for session in aged {
+                loop {
+                    let some = self.run([events::purge(session, before)]).await?.changed;
+                    purged += some;
+                    if some < events::PURGED_AT_ONCE {
+                        break;
+                    }
+                }
             }
         }
     }
