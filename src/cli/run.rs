@@ -73,6 +73,10 @@ struct CreateArgs {
     #[arg(long, value_name = "MODE", value_parser = PERMISSION_MODES)]
     permission_mode: Option<String>,
 
+    /// What becomes of the session when its agent cannot take its conversation up: go on without it, or fail [default: fresh]
+    #[arg(long, value_name = "fresh|fail", value_parser = ["fresh", "fail"])]
+    on_context_loss: Option<String>,
+
     /// Seconds that a turn may work; waiting for a person does not count [default: 900]
     #[arg(long, value_name = "SECONDS")]
     turn_seconds: Option<u64>,
@@ -135,6 +139,7 @@ async fn create(client: &Client, args: &RunArgs, prompt: &str) -> CliResult<(Beg
         ("title", json!(create.title)),
         ("workspace", json!(create.workspace)),
         ("permission_mode", json!(create.permission_mode)),
+        ("on_context_loss", json!(create.on_context_loss)),
         ("instructions", json!(create.instructions)),
         ("settings", json!(create.settings)),
     ];
