@@ -68,9 +68,15 @@ impl Service {
         let input = PromptSession { prompt, ..input };
         let this = Arc::clone(self);
         self.unit(async move {
-            // Before the session's mutex is taken: the session that is put away for it has one as well.
-            let room = if found.holder.is_some() { None } else { this.make_room().await.ok() };
-            this.queue_prompt(&found, input, room, once).await
+            match this.queue_prompt(&found, &input, None, once.as_ref()).await {
+                // It has no driver and needs one. Room is made without the session's mutex: the session that is put away has one
+                // as well.
+                Err(ServiceError::Overloaded(_)) => {
+                    let room = this.make_room().await?;
+                    this.queue_prompt(&found, &input, Some(room), once.as_ref()).await
+                }
+                queued => queued,
+            }
         })
         .await
     }
@@ -78,18 +84,18 @@ impl Service {
     async fn queue_prompt(
         self: &Arc<Self>,
         found: &Session,
-        input: PromptSession,
+        input: &PromptSession,
         room: Option<Room>,
-        once: Option<OnceRequest>,
+        once: Option<&OnceRequest>,
     ) -> ServiceResult<(SessionView, Turn)> {
         let _guard = self.locks.lock(found.key).await;
         let (session, turn) = self
             .change(found.key, |Rows { session, open, .. }| {
                 self.refuse_prompt(session, open, input.when_busy, room.is_some())?;
-                let (mut change, turn) = self.queue_change(session, &input)?;
+                let (mut change, turn) = self.queue_change(session, input)?;
                 let view = self.view(session.clone());
                 let effect = Effect { session: &view, turn: Some(&turn), approval: None };
-                change.once = once.as_ref().map(|once| once.row(&effect, turn.created_at));
+                change.once = once.map(|once| once.row(&effect, turn.created_at));
                 Ok((Some(change), turn))
             })
             .await?;
