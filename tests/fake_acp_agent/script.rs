@@ -14,6 +14,7 @@
 //! | `edit PATH TEXT` | writes a file itself and tells the difference |
 //! | `write PATH TEXT`, `read PATH` | through the client; says what came of it |
 //! | `remember WORD`, `recall` | keeps a word in its state directory with the session; says the last one |
+//! | `late WORD` | keeps a word as well, a moment after it has told the end of the turn |
 //! | `instructions` | says the blocks of this prompt but the last |
 //! | `hang`, `deaf-cancel` | waits for a cancel; waits for ever |
 //! | `cancel-then-ask CMD` | waits for a cancel, then asks as if it had not come yet |
@@ -167,8 +168,8 @@ impl Agent {
         let blocks: Vec<&str> =
             prompt.as_array().unwrap().iter().map(|b| b["text"].as_str().unwrap()).collect();
         let (script, before) = blocks.split_last().unwrap();
-        let (mut end, mut usage, mut deny_ends, mut outside) =
-            (json!({"stopReason": "end_turn"}), Value::Null, false, false);
+        let (mut end, mut usage, mut deny_ends, mut outside, mut late) =
+            (json!({"stopReason": "end_turn"}), Value::Null, false, false, None);
         let script = if script.starts_with("[ostler]") { self.told(script) } else { (*script).to_owned() };
         let lines: Vec<&str> = script.lines().collect();
         for (place, line) in lines.iter().enumerate() {
@@ -187,6 +188,10 @@ impl Agent {
                 }
                 "outside" => {
                     outside = true;
+                    Next::GoOn
+                }
+                "late" => {
+                    late = Some(rest);
                     Next::GoOn
                 }
                 "run" | "permission-first" if deny_ends => match self.directive(word, rest, id) {
@@ -212,6 +217,10 @@ impl Agent {
             end["usage"] = usage;
         }
         answer(id, end);
+        if let Some(word) = late {
+            sleep(Duration::from_millis(200));
+            self.remember(word);
+        }
         if outside {
             let request =
                 self.ask(&json!({"toolCallId": "outside", "title": "outside", "kind": "execute"}), false);
@@ -264,12 +273,7 @@ impl Agent {
                 self.through_client("fs/write_text_file", json!({"path": path, "content": content}))
             }
             "read" => self.through_client("fs/read_text_file", json!({"path": rest})),
-            "remember" => {
-                let mut state = self.stored();
-                state["words"].as_array_mut().unwrap().push(rest.into());
-                self.store(&state);
-                Next::GoOn
-            }
+            "remember" => self.remember(rest),
             "recall" => {
                 let state = self.stored();
                 let word = state["words"].as_array().unwrap().last().cloned().unwrap_or("NOTHING".into());
@@ -452,6 +456,13 @@ impl Agent {
     fn file(&self) -> PathBuf {
         let home = std::env::var_os("HOME").unwrap();
         Path::new(&home).join("fake-sessions").join(format!("{}.json", self.session_id))
+    }
+
+    fn remember(&self, word: &str) -> Next {
+        let mut state = self.stored();
+        state["words"].as_array_mut().unwrap().push(word.into());
+        self.store(&state);
+        Next::GoOn
     }
 
     fn stored(&self) -> Value {

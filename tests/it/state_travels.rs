@@ -4,21 +4,22 @@
 //! `real_codex.rs`.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::api::Api;
 use crate::support::disks::Disks;
+use crate::support::fake_agent::{harness, id};
 use crate::support::server::Home;
+use crate::support::within;
 
-const FAKE: &str = env!("CARGO_BIN_EXE_fake-acp-agent");
+/// Between two looks at the database.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A home with the fake agent, whose files travel.
 fn with_agent(home: Home) -> Home {
-    let command = [FAKE, "script"];
-    home.with_config(&format!(
-        "[harness.fake]\nkind = \"acp\"\ncommand = {command:?}\nstate_paths = [\"fake-sessions\"]\n"
-    ))
+    home.with_config(&(harness("fake", &["script"]) + "state_paths = [\"fake-sessions\"]\n"))
 }
 
 fn disks() -> Disks {
@@ -28,10 +29,6 @@ fn disks() -> Disks {
 /// What the agent of a session keeps on a disk.
 fn kept(disks: &Disks, name: &str, session: &str) -> std::path::PathBuf {
     disks.disk(name).join("agents").join(session).join("fake-sessions")
-}
-
-fn id(value: &Value) -> String {
-    value["id"].as_str().unwrap_or_else(|| panic!("no id in {value}")).to_owned()
 }
 
 /// A session of the agent whose first turn has ended, or asks.
@@ -145,10 +142,10 @@ async fn what_an_agent_knew_when_it_asked_is_known_though_its_machine_is_lost_be
     // The client hears of the question before the files are stored, and does not wait for that.
     let stored = Box::pin(async {
         while disks.stored(&session).await.is_none() {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(PAUSE).await;
         }
     });
-    crate::support::within("the files to be stored", stored).await;
+    within("the files to be stored", stored).await;
     a.kill().await;
     disks.lose("a");
     let b = disks.start("b").await;
@@ -178,14 +175,32 @@ async fn files_are_stored_when_they_have_changed_and_erased_with_the_session() {
 }
 
 #[tokio::test]
+async fn what_an_agent_writes_down_after_it_has_told_the_end_of_its_turn_is_stored_too() {
+    let disks = disks();
+    let a = disks.start("a").await;
+    let session = create(&a.api(), "remember one").await;
+    let before = disks.stored(&session).await.unwrap();
+    a.api().prompt(&session, "late two").await;
+    let stored = Box::pin(async {
+        while disks.stored(&session).await.is_none_or(|(digest, _)| digest == before.0) {
+            tokio::time::sleep(PAUSE).await;
+        }
+    });
+    within("the files to be stored", stored).await;
+    a.kill().await;
+    disks.lose("a");
+    let b = disks.start("b").await;
+    assert_eq!(recalled(&b.api(), &session).await, "two");
+}
+
+#[tokio::test]
 async fn the_last_words_of_an_agent_that_is_put_away_are_stored() {
     let disks = disks();
     let a = disks.start("a").await;
     let session = create(&a.api(), "remember one").await;
     let before = disks.stored(&session).await;
-    // After the turn, when nobody looks.
+    // As if it wrote as it went.
     std::fs::write(kept(&disks, "a", &session).join("late"), "words").unwrap();
-    assert_eq!(disks.stored(&session).await, before);
     a.api().post(&format!("/v1/sessions/{session}/stop"), json!({})).await.expect(200);
     assert_ne!(disks.stored(&session).await, before);
     assert!(a.terminate().await.success());

@@ -1,11 +1,13 @@
-//! The agent's memory, on its way into the database: taken when a turn ends, when a question is asked, since the process may die
-//! before it is answered, and when the session is put away. It goes with the next change of the session.
+//! The agent's memory, on its way into the database: taken when a turn ends, and again when it rests, since some agents write the
+//! end of a turn down after they have told it; when a question is asked, since the process may die before it is answered; and when
+//! the session is put away. It goes with the next change of the session.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Driver;
+use crate::clock::Timestamp;
 use crate::domain::agent_files::{AgentFiles, FilesDigest};
 use crate::domain::event::Output;
 use crate::domain::turn::Failure;
@@ -14,6 +16,8 @@ use crate::service::ServiceResult;
 
 /// How long the files may take to be read. The end of a turn waits for that.
 const TAKE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long after the end of a turn, or after files that came late, it is looked whether others came still later.
+const LATE: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Default)]
@@ -24,6 +28,8 @@ pub(super) struct Memory {
     stored: Option<FilesDigest>,
     /// What was taken and is not stored yet.
     pub(super) unsaved: Option<AgentFiles>,
+    /// When it is looked whether some came late.
+    look_again: Option<Timestamp>,
     /// Why it could not be taken the last time, which the log has.
     told: Option<String>,
 }
@@ -84,9 +90,32 @@ impl Driver {
         }
     }
 
-    /// [`Driver::remember`], and stores it at once.
-    pub(super) async fn remember_now(&mut self) -> ServiceResult<()> {
+    /// [`Driver::remember`], and stores it at once; gives whether there was something to store.
+    pub(super) async fn remember_now(&mut self) -> ServiceResult<bool> {
         self.remember().await;
-        if self.memory.unsaved.is_some() { self.save_state().await } else { Ok(()) }
+        let changed = self.memory.unsaved.is_some();
+        if changed {
+            self.save_state().await?;
+        }
+        Ok(changed)
+    }
+
+    /// The turn is over: what its agent writes down from here on came late.
+    pub(super) fn look_again_later(&mut self) {
+        self.memory.look_again = self.memory.place.as_ref().map(|_| self.now().plus(LATE));
+    }
+
+    /// When to look whether files came late; not while a turn is at work, whose end looks for itself.
+    pub(super) fn late_files_due(&self) -> Option<Timestamp> {
+        self.memory.look_again.filter(|_| self.work.is_none() && self.harness.is_some())
+    }
+
+    /// Takes what came late, until nothing does.
+    pub(super) async fn take_late_files(&mut self) -> ServiceResult<()> {
+        self.memory.look_again = None;
+        if self.remember_now().await? {
+            self.look_again_later();
+        }
+        Ok(())
     }
 }

@@ -188,7 +188,7 @@ impl Driver {
                 self.save_state().await?;
             }
             self.outbox.send();
-            let deadline = self.deadline();
+            let (deadline, late_files) = (self.deadline(), self.late_files_due());
             let clock = &self.service.clock;
             tokio::select! {
                 biased;
@@ -201,6 +201,9 @@ impl Driver {
                 }
                 () = clock.sleep_until(deadline.unwrap_or_default()), if deadline.is_some() => {
                     return self.after_deadline().await;
+                }
+                () = clock.sleep_until(late_files.unwrap_or_default()), if late_files.is_some() => {
+                    self.take_late_files().await?;
                 }
                 () = self.service.closing.cancelled(), if self.closing_until.is_none() => {
                     self.closing_until = Some(self.now().plus(self.service.options.shutdown_grace));

@@ -303,6 +303,7 @@ impl Driver {
             self.service.count_turn(&end);
         }
         self.live.rests_since(self.now());
+        self.look_again_later();
         Ok(())
     }
 }
