@@ -11,6 +11,14 @@ use crate::store::Result;
 
 const TABLE: &str = "agent_files";
 
+/// From how many bytes on others should not wait for their commit, which takes ten times that of a small row.
+const LARGE: usize = 128 << 10;
+
+/// Whether a change stores so many that it takes its time.
+pub(super) fn are_large(change: &Change) -> bool {
+    matches!(&change.set.agent_files, Some(Some(files)) if files.content.len() > LARGE)
+}
+
 /// What a change does with the files, if it does anything. Only a session that exists has any.
 pub(super) fn write(change: &mut Change, seal: &Seal) -> Result<Option<Step>> {
     let Target::Existing { key, id, org, .. } = &change.target else { return Ok(None) };

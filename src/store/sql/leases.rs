@@ -39,6 +39,7 @@ pub(super) fn claim(
         returning: Some(read.bind(session)),
         last_seq: LastSeq::Asked,
         epoch: None,
+        is_large: false,
     }
 }
 

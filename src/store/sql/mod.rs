@@ -148,8 +148,8 @@ impl<D: Dialect> Store for SqlStore<D> {
         Ok(Schema::of::<D>(&applied))
     }
     async fn commit(&self, change: Change) -> Result<Commit> {
-        // An archive takes its time to be sealed.
-        let large = matches!(change.set.agent_files, Some(Some(_)));
+        // A large archive takes its time to be sealed.
+        let large = agent_files::are_large(&change);
         let write = self.with_seal(large, |seal| sessions::write_of(change, seal)).await?;
         self.writers.write(write).await.map(|written| written.commit)
     }

@@ -184,6 +184,7 @@ pub(super) fn purge(session: SessionKey) -> [Statement; 2] {
 pub(super) fn write_of(mut change: Change, seal: &Seal) -> Result<Write> {
     let key = change.key();
     let mut steps = Vec::new();
+    let is_large = agent_files::are_large(&change);
     let files = agent_files::write(&mut change, seal)?;
     let undo_once = change.once.as_ref().map(once::undo);
     if let Some(row) = change.once {
@@ -221,6 +222,7 @@ pub(super) fn write_of(mut change: Change, seal: &Seal) -> Result<Write> {
         returning: None,
         last_seq,
         epoch: held_epoch,
+        is_large,
     })
 }
 

@@ -66,6 +66,8 @@ pub(super) struct Write {
     pub(super) last_seq: LastSeq,
     /// The epoch of the lease under which it is made.
     pub(super) epoch: Option<i64>,
+    /// It takes long enough that others should not share its commit.
+    pub(super) is_large: bool,
 }
 
 /// What is known of the last seq of the session before a write.

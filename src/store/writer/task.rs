@@ -72,9 +72,19 @@ impl<D: Dialect> Task<D> {
         }
     }
 
-    /// Commits a batch together; if that fails, each of its writes by itself, so that one bad write fails alone.
+    /// Commits a batch, the large ones of it last and each by itself: nobody's commit waits for what came with it.
     async fn carry_out(&mut self, batch: Vec<Job>) {
-        let mut batch = self.refuse_fenced(batch);
+        let batch = self.refuse_fenced(batch);
+        let (large, small): (Vec<Job>, Vec<Job>) = batch.into_iter().partition(|job| job.write.is_large);
+        self.carry_out_together(small).await;
+        for job in large {
+            let written = self.commit_alone(&job).await;
+            answer(job, written);
+        }
+    }
+
+    /// Commits a batch together; if that fails, each of its writes by itself, so that one bad write fails alone.
+    async fn carry_out_together(&mut self, mut batch: Vec<Job>) {
         // Rows are changed in the order of their keys, so that two processes do not wait for each other crosswise.
         batch.sort_by_key(|job| job.write.session);
         if batch.len() > 1 {
