@@ -16,7 +16,8 @@ use crate::service::ServiceResult;
 
 /// How long the files may take to be read. The end of a turn waits for that.
 const TAKE_DEADLINE: Duration = Duration::from_secs(10);
-/// How long after the end of a turn, or after files that came late, it is looked whether others came still later.
+/// How long after the end of a turn it is looked whether files came late. Where some did, it is looked again, after twice as long
+/// each time: an agent that writes without an end must not be stored without an end.
 const LATE: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -28,8 +29,8 @@ pub(super) struct Memory {
     stored: Option<FilesDigest>,
     /// What was taken and is not stored yet.
     pub(super) unsaved: Option<AgentFiles>,
-    /// When it is looked whether some came late.
-    look_again: Option<Timestamp>,
+    /// When it is looked whether some came late, and how long that was waited for.
+    look_again: Option<(Timestamp, Duration)>,
     /// Why it could not be taken the last time, which the log has.
     told: Option<String>,
 }
@@ -102,19 +103,20 @@ impl Driver {
 
     /// The turn is over: what its agent writes down from here on came late.
     pub(super) fn look_again_later(&mut self) {
-        self.memory.look_again = self.memory.place.as_ref().map(|_| self.now().plus(LATE));
+        self.memory.look_again = self.memory.place.as_ref().map(|_| (self.now().plus(LATE), LATE));
     }
 
     /// When to look whether files came late; not while a turn is at work, whose end looks for itself.
     pub(super) fn late_files_due(&self) -> Option<Timestamp> {
-        self.memory.look_again.filter(|_| self.work.is_none() && self.harness.is_some())
+        let rests = self.work.is_none() && self.harness.is_some();
+        self.memory.look_again.filter(|_| rests).map(|(at, _)| at)
     }
 
     /// Takes what came late, until nothing does.
     pub(super) async fn take_late_files(&mut self) -> ServiceResult<()> {
-        self.memory.look_again = None;
+        let Some((_, waited)) = self.memory.look_again.take() else { return Ok(()) };
         if self.remember_now().await? {
-            self.look_again_later();
+            self.memory.look_again = Some((self.now().plus(waited * 2), waited * 2));
         }
         Ok(())
     }
