@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::domain::approval::PermissionMode;
 use crate::domain::policy::{DeniedTools, Policy};
+use crate::harness::acp::Launcher;
 use crate::harness::{HarnessConfig, Registry};
 use crate::http::AllowedHosts;
 use crate::service::ServiceOptions;
@@ -275,7 +276,8 @@ impl ServeArgs {
         self.resolve_replica(&file, &mut data, &mut reading);
         let (listen, public_hosts) = self.resolve_listen(&file, &mut reading);
         let mut service = self.resolve_service(&file, &data, &mut reading);
-        let harnesses = Registry::new(&file.harness).unwrap_or_else(|wrong| {
+        let launcher = Launcher::of_this_program(private_paths(&data, self.data.config.as_deref()));
+        let harnesses = Registry::new(&file.harness, &launcher).unwrap_or_else(|wrong| {
             reading.0.extend(wrong.iter().map(ToString::to_string));
             Registry::default()
         });
@@ -456,8 +458,26 @@ impl ServeArgs {
     }
 }
 
+const DEFAULT_FILE: &str = "ostler.toml";
+
+/// What no agent has any business with: the data of all sessions, the keys, and the configuration, which may hold secrets.
+fn private_paths(data: &DataConfig, config: Option<&Path>) -> Vec<PathBuf> {
+    let mut paths = vec![data.data_dir.clone()];
+    if let Location::Sqlite(database) = &data.store.location {
+        let beside = |suffix: &str| {
+            let mut path = database.clone().into_os_string();
+            path.push(suffix);
+            PathBuf::from(path)
+        };
+        paths.extend(["", "-wal", "-shm", "-journal"].map(beside));
+    }
+    paths.push(config.unwrap_or(Path::new(DEFAULT_FILE)).to_owned());
+    // A relative path that cannot be made absolute has been complained about.
+    paths.iter().filter_map(|path| std::path::absolute(path).ok()).collect()
+}
+
 fn read_file(named: Option<&Path>, reading: &mut Reading) -> File {
-    let default = Path::new("ostler.toml");
+    let default = Path::new(DEFAULT_FILE);
     let path = match named {
         Some(path) => path,
         None if default.exists() => default,

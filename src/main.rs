@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use ostler::app::{self, App};
 use ostler::config::ServeArgs;
+use ostler::harness::acp::{self, EXEC_AGENT, ExecAgentArgs};
 use ostler::{cli, operator, telemetry};
 use secrecy::ExposeSecret as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -33,14 +34,28 @@ enum Command {
     Operator(operator::OperatorCommand),
     #[command(flatten)]
     Client(cli::ClientCommand),
+    /// Become an agent; what the service starts its agents with
+    #[command(name = EXEC_AGENT, hide = true)]
+    ExecAgent(Box<ExecAgentArgs>),
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Serve(args) => serve(&args).await,
-        Command::Operator(command) => operator::run(command).await,
-        Command::Client(command) => cli::run(command).await,
+        // Without a runtime: a process that becomes another one, and another user, has one thread.
+        Command::ExecAgent(args) => args.run(),
+        Command::Serve(args) => on_runtime(serve(&args)),
+        Command::Operator(command) => on_runtime(operator::run(command)),
+        Command::Client(command) => on_runtime(cli::run(command)),
+    }
+}
+
+fn on_runtime(command: impl Future<Output = ExitCode>) -> ExitCode {
+    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(command),
+        Err(error) => {
+            app::complain(&error);
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -53,6 +68,10 @@ async fn serve(args: &ServeArgs) -> ExitCode {
         }
     };
     telemetry::init(config.log_format, &config.log);
+    if let Err(error) = acp::adopt_orphans() {
+        app::complain(&error);
+        return ExitCode::FAILURE;
+    }
     let (mut interrupt, mut terminate) =
         match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
             (Ok(interrupt), Ok(terminate)) => (interrupt, terminate),

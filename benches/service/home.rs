@@ -9,6 +9,7 @@ use ostler::clock::{Clock, Timestamp};
 use ostler::domain::scope::Role;
 use ostler::domain::session::Session;
 use ostler::harness::Registry;
+use ostler::harness::acp::Launcher;
 use ostler::http::{HttpOptions, ServerOptions, router, serve};
 use ostler::ids::SessionKey;
 use ostler::service::{KeySpec, Service, ServiceOptions};
@@ -56,7 +57,7 @@ impl Home {
         store.insert_key(&made.key).await.unwrap();
         let service = Service::new(
             Arc::clone(&store),
-            Registry::new(&BTreeMap::new()).unwrap_or_default(),
+            Registry::new(&BTreeMap::new(), &Launcher::of_this_program(Vec::new())).unwrap_or_default(),
             Clock::System,
             ServiceOptions::new(directory.path().to_path_buf()),
         );

@@ -10,7 +10,7 @@ pub mod memory;
 mod registry;
 pub mod scripted;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -147,12 +147,13 @@ pub trait Harness: Send + Sync {
     }
 
     /// Ends what a process of the service that is gone has left running of a session, and returns when nothing of it is left:
-    /// two runtimes of one conversation would not know of each other, and nobody watches over the old one.
-    async fn end_left(&self, _session_id: &SessionId) {}
+    /// two runtimes of one conversation would not know of each other, and nobody watches over the old one. The directories are
+    /// those that the session has to itself.
+    async fn end_left(&self, _session_id: &SessionId, _directories: &[PathBuf]) {}
 
-    /// Ends what processes of the service that are gone have left running of any session, by the directory in which all sessions
-    /// of this place have their own: for the start, when nobody asks for those sessions yet, or ever.
-    async fn end_orphans(&self, _state_dirs: &Path) {}
+    /// Ends what processes of the service that are gone have left running of any session, by the directories in which all
+    /// sessions of this place have their own: for the start, when nobody asks for those sessions yet, or ever.
+    async fn end_orphans(&self, _directories: &[PathBuf]) {}
 
     /// Starts a runtime for one session, from `options.resume` where there is one.
     ///

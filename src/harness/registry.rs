@@ -7,7 +7,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::Harness;
-use super::acp::{AcpConfig, AcpHarness, presets};
+use super::acp::{AcpConfig, AcpHarness, Launcher, presets};
 use super::scripted::ScriptedHarness;
 
 /// One `[harness.NAME]` table of the operator's configuration.
@@ -33,11 +33,14 @@ pub struct RegistryError {
 pub struct Registry(BTreeMap<String, Arc<dyn Harness>>);
 
 impl Registry {
-    /// The built-in harnesses, the configured ones, and the known agents that are not configured.
+    /// The built-in harnesses, the configured ones, whose agents are launched like that, and the known agents that are not configured.
     ///
     /// # Errors
     /// Every complaint about the configuration.
-    pub fn new(configured: &BTreeMap<String, HarnessConfig>) -> Result<Self, Vec<RegistryError>> {
+    pub fn new(
+        configured: &BTreeMap<String, HarnessConfig>,
+        launcher: &Launcher,
+    ) -> Result<Self, Vec<RegistryError>> {
         let mut registry = Self::default();
         registry.insert(Arc::new(ScriptedHarness));
         let mut complaints = Vec::new();
@@ -49,7 +52,7 @@ impl Registry {
                 continue;
             }
             match config {
-                HarnessConfig::Acp(config) => match AcpHarness::new(name, config.clone()) {
+                HarnessConfig::Acp(config) => match AcpHarness::new(name, config.clone(), launcher.clone()) {
                     Ok(harness) => {
                         used.extend(harness.preset().map(str::to_owned));
                         registry.insert(Arc::new(harness));
@@ -59,7 +62,9 @@ impl Registry {
             }
         }
         let unused = presets::names().filter(|name| !used.contains(*name) && registry.get(name).is_none());
-        for harness in unused.filter_map(AcpHarness::not_configured).collect::<Vec<_>>() {
+        for harness in
+            unused.filter_map(|name| AcpHarness::not_configured(name, launcher.clone())).collect::<Vec<_>>()
+        {
             registry.insert(Arc::new(harness));
         }
         if complaints.is_empty() { Ok(registry) } else { Err(complaints) }
@@ -87,7 +92,7 @@ mod tests {
     use super::*;
 
     fn registry(text: &str) -> Registry {
-        Registry::new(&toml::from_str(text).unwrap()).unwrap()
+        Registry::new(&toml::from_str(text).unwrap(), &Launcher::of_this_program(Vec::new())).unwrap()
     }
 
     fn not_configured(registry: &Registry) -> Vec<&str> {

@@ -17,6 +17,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::domain::scope::{Permission, Role};
 use crate::harness::Registry;
+use crate::harness::acp::Launcher;
 use crate::ids::{ApprovalId, KeyId, SessionId, TurnId};
 use crate::service::{KeySpec, ServiceOptions};
 use crate::store::{self, Location, Seal, StoreOptions};
@@ -125,7 +126,8 @@ impl App {
         let dir = tempfile::tempdir().unwrap();
         let options = StoreOptions::new(Location::Sqlite(dir.path().join("ostler.db")));
         let store = store::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
-        let harnesses = Registry::new(&BTreeMap::new()).unwrap_or_default();
+        let harnesses =
+            Registry::new(&BTreeMap::new(), &Launcher::of_this_program(Vec::new())).unwrap_or_default();
         let options = ServiceOptions::new(dir.path().to_path_buf());
         let service = Service::new(store, harnesses, Clock::System, options);
         service.run_background().await.unwrap();

@@ -143,7 +143,8 @@ impl Service {
         };
         let Some(rows) = self.read_rows(key).await? else { return Ok(false) };
         if let Some(harness) = self.harnesses.get(&rows.session.harness) {
-            harness.end_left(&rows.session.id).await;
+            let directories = workspace::own_directories(&self.options, &rows.session);
+            harness.end_left(&rows.session.id, &directories).await;
         }
         let mut so_far = match rows.current_turn() {
             Some(turn) => self.so_far(key, turn).await?,

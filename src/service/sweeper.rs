@@ -19,7 +19,7 @@ impl Service {
     /// When the store cannot be used.
     pub async fn run_background(self: &Arc<Self>) -> ServiceResult<()> {
         for harness in self.harnesses.iter() {
-            harness.end_orphans(&workspace::state_dirs(&self.options)).await;
+            harness.end_orphans(&workspace::directories_of_all(&self.options)).await;
         }
         self.join().await?;
         if self.store.is_shared() {

@@ -17,7 +17,7 @@ pub(super) fn choose(
     wanted: Option<&str>,
 ) -> Result<String, String> {
     let Some(wanted) = wanted else {
-        return to_text(options.data_dir.join("workspaces").join(id.as_str()));
+        return to_text(workspaces(options).join(id.as_str()));
     };
     let path = Path::new(wanted);
     let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
@@ -38,9 +38,25 @@ fn to_text(path: PathBuf) -> Result<String, String> {
     path.into_os_string().into_string().map_err(|_| "must be UTF-8".to_owned())
 }
 
-/// Where the agents of all sessions keep what they keep.
-pub(super) fn state_dirs(options: &ServiceOptions) -> PathBuf {
+// Where the sessions have their workspaces whose callers chose none.
+fn workspaces(options: &ServiceOptions) -> PathBuf {
+    options.data_dir.join("workspaces")
+}
+
+// Where the agents of all sessions keep what they keep.
+fn state_dirs(options: &ServiceOptions) -> PathBuf {
     options.data_dir.join("agents")
+}
+
+/// The directories in which each session has one of its own.
+pub(super) fn directories_of_all(options: &ServiceOptions) -> [PathBuf; 2] {
+    [state_dirs(options), workspaces(options)]
+}
+
+/// The directories that no other session uses.
+pub(super) fn own_directories(options: &ServiceOptions, session: &Session) -> Vec<PathBuf> {
+    let workspace = is_fresh(session).then(|| PathBuf::from(&session.workspace));
+    std::iter::once(state_dir(options, &session.id)).chain(workspace).collect()
 }
 
 /// Where the session's agent keeps what it keeps.

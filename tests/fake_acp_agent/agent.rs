@@ -31,6 +31,7 @@ fn main() {
     match mode {
         "script" => script::Agent::new(&args[1..]).run(),
         "sleeper" => script::sleep_in_own_session(&args[1]),
+        "orphaner" => script::leave_a_sleeper(&args[1]),
         mode => misbehave(mode),
     }
 }

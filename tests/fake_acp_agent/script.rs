@@ -20,6 +20,8 @@
 //! | `cancel-then-ask CMD` | waits for a cancel, then asks as if it had not come yet |
 //! | `die` | exits with code 3 |
 //! | `fork`, `fork-bare` | starts a child in a session of its own that holds stdout open; with an empty environment |
+//! | `fork-orphan`, `fork-lost` | the same as the second, but its parent goes at once; and its directory is `/` |
+//! | `peek PATH`, `poke PATH`, `signal PID` | reads it; writes it; sends it a signal that does nothing; says whether it could |
 //! | `env` | says its environment |
 //! | `error CODE TEXT`, `refuse`, `stop REASON` | ends the turn with an error; as a refusal; for that reason |
 //! | `deny-ends` | from here on a denial ends the turn as cancelled |
@@ -293,8 +295,22 @@ impl Agent {
                 eprintln!("\x1b[31mdying\x1b[0m");
                 std::process::exit(3)
             }
-            "fork" => fork(false),
-            "fork-bare" => fork(true),
+            "fork" | "fork-bare" | "fork-orphan" | "fork-lost" => fork(word),
+            "peek" => {
+                let read = fs::read_dir(rest).map(drop).or_else(|_| fs::read(rest).map(drop));
+                self.tried(&format!("{word} {rest}"), read)
+            }
+            "poke" => {
+                let written = fs::File::options().append(true).create(true).open(rest).map(drop);
+                self.tried(&format!("{word} {rest}"), written)
+            }
+            "signal" => {
+                let pid = rustix::process::Pid::from_raw(rest.parse().unwrap()).unwrap();
+                self.tried(
+                    &format!("{word} {rest}"),
+                    rustix::process::test_kill_process(pid).map_err(Into::into),
+                )
+            }
             "env" => {
                 let mut lines: Vec<String> =
                     std::env::vars().map(|(name, value)| format!("{name}={value}")).collect();
@@ -440,6 +456,11 @@ impl Agent {
         }
     }
 
+    fn tried(&self, what: &str, result: std::io::Result<()>) -> Next {
+        let outcome = result.map_or_else(|error| format!("refused: {error}"), |()| "done".to_owned());
+        self.say(&format!("{what}: {outcome}\n"))
+    }
+
     fn say(&self, text: &str) -> Next {
         self.chunk("agent_message_chunk", text)
     }
@@ -485,15 +506,32 @@ pub fn sleep_in_own_session(pid_file: &str) {
     sleep(Duration::from_secs(600));
 }
 
-fn fork(bare: bool) -> Next {
-    let file = std::env::current_dir().unwrap().join("grandchild.pid");
+/// What the child of `fork-orphan` does: starts a child, and goes.
+pub fn leave_a_sleeper(pid_file: &str) {
+    sleeper("sleeper", Path::new(pid_file)).spawn().unwrap();
+}
+
+// Not in a group of its own: that would make it a group leader, which cannot open a session.
+fn sleeper(role: &str, pid_file: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.arg("sleeper").arg(&file).stdin(Stdio::null());
-    // A group of its own would make it a group leader, which cannot open a session.
-    if bare {
+    command.arg(role).arg(pid_file).arg0("sleeper").stdin(Stdio::null());
+    command
+}
+
+fn fork(kind: &str) -> Next {
+    let file = std::env::current_dir().unwrap().join("grandchild.pid");
+    let is_orphan = matches!(kind, "fork-orphan" | "fork-lost");
+    let mut command = sleeper(if is_orphan { "orphaner" } else { "sleeper" }, &file);
+    if kind != "fork" {
         command.env_clear();
     }
-    let _ = command.arg0("sleeper").spawn().unwrap();
+    if kind == "fork-lost" {
+        command.current_dir("/");
+    }
+    let mut child = command.spawn().unwrap();
+    if is_orphan {
+        child.wait().unwrap();
+    }
     while !file.exists() {
         sleep(Duration::from_millis(2));
     }

@@ -201,15 +201,18 @@ async fn a_lost_conversation_is_never_silent() {
 }
 
 #[tokio::test]
-async fn an_agent_that_outlives_a_killed_service_is_ended_by_the_next_start() {
-    // Codex, for one, stays when its stdin is closed; and what it has started does not hear of that at all.
+async fn an_agent_dies_with_a_killed_service_and_what_it_leaves_is_ended_by_the_next_start() {
     let (home, server, api) = service(&["script", "--stay"]).await;
     let idle = id(&create(&api, "remember blue\nfork").await);
     let at_work = id(&create(&api, "remember red\nfork").await);
     prompt_detached(&api, &at_work, "say on\nhang").await;
     api.follow(&at_work, "").await.until("text.delta").await;
-    server.kill().await;
     assert_eq!((processes::of_agent(&idle).len(), processes::of_agent(&at_work).len()), (2, 2));
+    server.kill().await;
+    // The kernel ends the agents themselves, though they stay when their stdin is closed; what they have started it does not.
+    for session in [&idle, &at_work] {
+        eventually("the agent is gone", || processes::of_agent(session).len() == 1).await;
+    }
     let server = home.start().await;
     let api = server.api();
     for (session, word) in [(&idle, "blue"), (&at_work, "red")] {

@@ -29,6 +29,7 @@ const HAS_ITS_PLACE: &[(&str, &[&str])] = &[
     ("cap_std::", &["harness"]),
     ("rustix::", &["harness", "store", "cli"]),
     ("tokio::process", &["harness"]),
+    ("landlock::", &["harness"]),
     ("reqwest::", &["cli"]),
 ];
 

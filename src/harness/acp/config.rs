@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::presets;
+use super::run_as::RunAs;
 use super::tool_calls::ToolCustoms;
 use crate::harness::{ApprovalRecovery, StatePaths};
 
@@ -50,6 +51,16 @@ pub struct AcpConfig {
     /// agent asks before it acts; an agent that refuses one is not used.
     #[serde(default)]
     pub after_new: Vec<AfterNew>,
+    /// The user that the agent becomes: the name of one, or `UID:GID`. Only a service that runs as root can do that.
+    #[serde(default)]
+    pub run_as: Option<String>,
+    /// Whether landlock confines the agent, where the kernel has it: it writes only in its workspace and its state directory,
+    /// and reads nothing that is private to the service.
+    #[serde(default = "default_landlock")]
+    pub landlock: bool,
+    /// What the agent and each process that it starts may use.
+    #[serde(default)]
+    pub limits: Limits,
     /// Its name for people; the harness's name when absent.
     #[serde(default)]
     pub label: Option<String>,
@@ -94,6 +105,21 @@ pub struct Needs {
     pub node: Option<u32>,
 }
 
+/// Limits of the kernel, as `setrlimit` sets them. Without a number the service's own limit stays.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Open files of one process.
+    #[serde(default)]
+    pub open_files: Option<u64>,
+    /// Processes and threads of the user, wherever they come from; root has no such limit.
+    #[serde(default)]
+    pub processes: Option<u64>,
+    /// Address space of one process, in MiB. Node reserves many times what it uses.
+    #[serde(default)]
+    pub memory_mib: Option<u64>,
+}
+
 /// A request that follows a new conversation and each one taken up.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -118,6 +144,10 @@ pub(super) struct Places<'a> {
 
 fn default_approval_recovery() -> ApprovalRecovery {
     ApprovalRecovery::Reask
+}
+
+fn default_landlock() -> bool {
+    true
 }
 
 // The slowest agent seen took 11 s on a loaded machine.
@@ -166,6 +196,16 @@ impl AcpConfig {
         }
         if self.tool_name_at.as_ref().is_some_and(|place| !place.starts_with('/')) {
             return Err("tool_name_at: a JSON pointer begins with /".to_owned());
+        }
+        if let Some(user) = &self.run_as {
+            RunAs::resolve(user).map_err(|complaint| format!("run_as: {complaint}"))?;
+            if !rustix::process::geteuid().is_root() {
+                return Err("run_as: only a service that runs as root can become somebody else".to_owned());
+            }
+        }
+        let limits = [self.limits.open_files, self.limits.processes, self.limits.memory_mib];
+        if limits.contains(&Some(0)) {
+            return Err("limits: at least 1".to_owned());
         }
         if self.start_seconds == 0 || self.write_seconds == 0 {
             return Err("start_seconds and write_seconds: at least 1".to_owned());
@@ -246,6 +286,9 @@ impl fmt::Debug for AcpConfig {
             .field("files", &files)
             .field("state_paths", &self.state_paths)
             .field("after_new", &self.after_new)
+            .field("run_as", &self.run_as)
+            .field("landlock", &self.landlock)
+            .field("limits", &self.limits)
             .field("start_seconds", &self.start_seconds)
             .finish_non_exhaustive()
     }
@@ -304,6 +347,8 @@ mod tests {
     fn an_unknown_key_is_refused_also_behind_the_kind() {
         let complaint = read("kind = \"acp\"\ncommand = [\"a\"]\ncomand = 1").unwrap_err().to_string();
         assert!(complaint.contains("comand"), "{complaint}");
+        let complaint = read("kind = \"acp\"\n[limits]\nfiles = 1").unwrap_err().to_string();
+        assert!(complaint.contains("files"), "{complaint}");
         let complaint = read("kind = \"acp\"\n[[after_new]]\nmethod = \"m\"\nparam = {}").unwrap_err();
         assert!(complaint.to_string().contains("param"), "{complaint}");
     }
@@ -333,6 +378,9 @@ mod tests {
             ("approval_recovery = \"exact\"", "approval_recovery"),
             ("needs = { package = \"\", version = \"1\" }", "needs"),
             ("start_seconds = 0", "start_seconds"),
+            ("run_as = \"no-such-user\"", "run_as"),
+            ("run_as = \"0:0\"", "run_as"),
+            ("limits = { open_files = 0 }", "limits"),
         ] {
             let config = read(&format!("kind = \"acp\"\ncommand = [\"a\"]\n{line}")).unwrap();
             let complaint = config.check().unwrap_err();

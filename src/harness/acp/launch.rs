@@ -11,13 +11,38 @@ use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use rustix::fs::Access;
 
 use super::config::{AcpConfig, Places};
-use super::descendants::{self, TAG};
+use super::descendants;
+use super::exec_agent::ExecAgentArgs;
 use super::process::Launch;
+use super::run_as::RunAs;
+use super::sandbox;
 use crate::ids::SessionId;
 
 /// What an agent gets of the service's own environment without being named. Everything else stays with the service:
 /// its secrets, and variables of its own start that are known to break agents.
 const ALWAYS_INHERITED: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TERM"];
+
+/// How agents are launched here, whichever they are.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The program that has the subcommand `exec-agent`: this one.
+    program: PathBuf,
+    /// What confined agents may not read.
+    private: Vec<PathBuf>,
+}
+
+impl Launcher {
+    /// By this program, which is found also when its file has been replaced meanwhile. What is private are files and directories
+    /// of the service.
+    pub fn of_this_program(private: Vec<PathBuf>) -> Self {
+        Self::new(PathBuf::from("/proc/self/exe"), private)
+    }
+
+    /// By another program with the subcommand.
+    pub fn new(program: PathBuf, private: Vec<PathBuf>) -> Self {
+        Self { program, private }
+    }
+}
 
 /// Finds the program of the command.
 ///
@@ -48,9 +73,10 @@ pub(super) fn find_named(config: &AcpConfig, name: &str) -> Result<PathBuf, Stri
 /// Prepares the state directory and tells how to start the agent.
 ///
 /// # Errors
-/// When the state directory cannot be written.
+/// When the state directory cannot be written, or there is no such user as the agent is to become.
 pub(super) fn prepare(
     config: &AcpConfig,
+    launcher: &Launcher,
     program: PathBuf,
     session_id: &SessionId,
     places: Places<'_>,
@@ -60,20 +86,42 @@ pub(super) fn prepare(
     for (path, content) in &config.files {
         write_absent(&state, Path::new(path), &places.fill(content))?;
     }
-    let tag = mint_tag(session_id);
+    let directories = vec![PathBuf::from(places.state_dir), PathBuf::from(places.workspace)];
+    let run_as = config.run_as.as_deref().map(RunAs::resolve).transpose().map_err(io::Error::other)?;
+    let mut give = Vec::new();
+    if run_as.is_some() {
+        // A workspace that the caller chose is somebody's already.
+        let is_made_here = |path: &PathBuf| launcher.private.iter().any(|private| path.starts_with(private));
+        give.push(PathBuf::from(places.state_dir));
+        give.extend(Some(PathBuf::from(places.workspace)).filter(is_made_here));
+    }
+    let agent = ExecAgentArgs {
+        parent: 0,
+        tag: mint_tag(session_id),
+        open_files: config.limits.open_files,
+        processes: config.limits.processes,
+        memory_mib: config.limits.memory_mib,
+        run_as,
+        give,
+        landlock: config.landlock && sandbox::level() > 0,
+        writable: directories.clone(),
+        private: launcher.private.clone(),
+        argv: std::iter::once(program.into_os_string())
+            .chain(config.argv().skip(1).map(OsString::from))
+            .collect(),
+    };
     Ok(Launch {
-        program,
-        args: config.argv().skip(1).map(str::to_owned).collect(),
-        env: environment(config, &tag, places, own_variable),
+        launcher: launcher.program.clone(),
+        agent,
+        env: environment(config, places, own_variable),
         cwd: PathBuf::from(places.workspace),
         last_words: Path::new(places.state_dir).join("stderr.log"),
-        tag,
+        directories,
     })
 }
 
 fn environment(
     config: &AcpConfig,
-    tag: &str,
     places: Places<'_>,
     own: impl Fn(&str) -> Option<OsString>,
 ) -> BTreeMap<OsString, OsString> {
@@ -83,7 +131,6 @@ fn environment(
     env.insert("HOME".into(), places.state_dir.into());
     env.insert("TMPDIR".into(), Path::new(places.state_dir).join("tmp").into());
     env.extend(config.env.iter().map(|(name, value)| (name.into(), places.fill(value).into())));
-    env.insert(TAG.into(), tag.into());
     env
 }
 
@@ -146,22 +193,14 @@ mod tests {
             _ => None,
         };
         let places = Places { state_dir: "/state", workspace: "/space", random: "0f" };
-        let env = environment(&config, "ses_1/2.3", places, own);
+        let env = environment(&config, places, own);
         let shown: Vec<String> = env
             .iter()
             .map(|(name, value)| format!("{}={}", name.to_str().unwrap(), value.to_str().unwrap()))
             .collect();
         assert_eq!(
             shown,
-            [
-                "HOME=/state",
-                "KEY=own KEY",
-                "OSTLER_AGENT=ses_1/2.3",
-                "PATH=own PATH",
-                "TERM=dumb",
-                "TMPDIR=/state/tmp",
-                "X=/space"
-            ]
+            ["HOME=/state", "KEY=own KEY", "PATH=own PATH", "TERM=dumb", "TMPDIR=/state/tmp", "X=/space"]
         );
     }
 
@@ -171,7 +210,8 @@ mod tests {
         let outside = tempfile::tempdir().unwrap();
         let places = Places { state_dir: state.path().to_str().unwrap(), workspace: "/space", random: "0f" };
         let config = config("command = [\"a\"]\nfiles = { \".codex/config.toml\" = \"cwd={workspace}\" }");
-        let prepare = || prepare(&config, "/bin/sh".into(), &SessionId::mint(), places);
+        let launcher = Launcher::of_this_program(Vec::new());
+        let prepare = || prepare(&config, &launcher, "/bin/sh".into(), &SessionId::mint(), places);
         let first = prepare().unwrap();
         let file = state.path().join(".codex/config.toml");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "cwd=/space");
@@ -179,7 +219,7 @@ mod tests {
         let second = prepare().unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "changed");
         assert!(state.path().join("tmp").is_dir());
-        assert_ne!(first.tag, second.tag);
+        assert_ne!(first.agent.tag, second.agent.tag);
 
         std::fs::remove_dir_all(state.path().join(".codex")).unwrap();
         std::os::unix::fs::symlink(outside.path(), state.path().join(".codex")).unwrap();

@@ -162,12 +162,13 @@ impl Link {
         Ok((Self { shared, process, jobs, _pump: pump }, heard))
     }
 
-    /// Ends the agent at once, because its start has failed.
-    pub(super) async fn abandon(&self) {
+    /// Ends the agent at once, because its start has failed, and tells why it has ended where it had done so by itself.
+    pub(super) async fn abandon(&self) -> Option<String> {
         self.shared.closing.cancel();
         self.process.kill().await;
         let stderr = self.process.keep_last_words().await;
         tracing::warn!(harness = %self.shared.name, stderr, "an agent did not come up");
+        self.process.failure()
     }
 }
 

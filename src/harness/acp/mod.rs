@@ -2,8 +2,9 @@
 //!
 //! One process per session, started from a description of the operator's ([`AcpConfig`]). Who owns what:
 //!
-//! - `presets`, `config`, `installed`: the agent's description, and what is there of it;
-//! - `launch`, `process`, `descendants`, `stderr`: its surroundings, process and end;
+//! - `presets`, `config`, `installed`, `launch`: the agent's description, what is there of it, and its surroundings;
+//! - `exec_agent`, `sandbox`, `run_as`: the child's side of its start, in which it sets itself up before it becomes the agent;
+//! - `spawner`, `process`, `tree`, `descendants`, `stderr`: its start, its exit, and its end with everything that it has started;
 //! - `protocol`, `lines`, `connection`: messages, and the two pipes they go through;
 //! - `handshake`: from a fresh process to an open conversation;
 //! - `pump`: everything that comes from the agent, in order; `translate` and `tool_calls` say what it means;
@@ -15,6 +16,7 @@
 mod config;
 mod connection;
 mod descendants;
+mod exec_agent;
 mod files;
 mod handshake;
 mod installed;
@@ -26,10 +28,14 @@ pub(super) mod presets;
 mod process;
 mod protocol;
 mod pump;
+mod run_as;
+mod sandbox;
 mod session;
+mod spawner;
 mod stderr;
 mod tool_calls;
 mod translate;
+mod tree;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -40,12 +46,15 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use self::config::Places;
-pub use self::config::{AcpConfig, AfterNew, Needs};
+pub use self::config::{AcpConfig, AfterNew, Limits, Needs};
+pub use self::exec_agent::{EXEC_AGENT, ExecAgentArgs};
 use self::handshake::Opened;
+pub use self::launch::Launcher;
 use self::link::{Link, Terms};
 use self::process::Process;
 use self::pump::WRITE_TOOL;
 use self::session::AcpSession;
+pub use self::tree::adopt_orphans;
 use super::{
     ApprovalRecovery, Availability, Capabilities, Harness, HarnessEvent, Introduction, Restore, StartError,
     StartOptions, Started, StatePaths,
@@ -59,6 +68,7 @@ use crate::ids::SessionId;
 pub struct AcpHarness {
     name: String,
     config: AcpConfig,
+    launcher: Launcher,
     state_paths: StatePaths,
     configured: bool,
     /// How it takes a conversation up, as its last start has shown.
@@ -70,15 +80,16 @@ impl AcpHarness {
     ///
     /// # Errors
     /// A complaint about the description.
-    pub fn new(name: &str, config: AcpConfig) -> Result<Self, String> {
+    pub fn new(name: &str, config: AcpConfig, launcher: Launcher) -> Result<Self, String> {
         config.check()?;
         let state_paths = StatePaths::parse(&config.state_paths)?;
-        Ok(Self { name: name.to_owned(), config, state_paths, configured: true, restore: Mutex::default() })
+        let (configured, restore) = (true, Mutex::default());
+        Ok(Self { name: name.to_owned(), config, launcher, state_paths, configured, restore })
     }
 
     /// A known agent that the operator has not configured: it is told of, and not started.
-    pub(super) fn not_configured(preset: &str) -> Option<Self> {
-        let harness = Self::new(preset, presets::description(preset)?).ok()?;
+    pub(super) fn not_configured(preset: &str, launcher: Launcher) -> Option<Self> {
+        let harness = Self::new(preset, presets::description(preset)?, launcher).ok()?;
         Some(Self { configured: false, ..harness })
     }
 
@@ -118,15 +129,16 @@ impl AcpHarness {
         StartError::Failed(Failure::new(code, format!("{}: {why}", self.name)))
     }
 
-    fn spawn(
+    async fn spawn(
         &self,
         options: &StartOptions,
         places: Places<'_>,
     ) -> Result<(Process, process::Pipes), StartError> {
         let program = self.program().map_err(|why| self.unavailable(&why))?;
-        let launch = launch::prepare(&self.config, program, &options.session_id, places)
+        let launch = launch::prepare(&self.config, &self.launcher, program, &options.session_id, places)
             .map_err(|error| self.failed("agent_start_failed", &format!("its state directory: {error}")))?;
-        Process::spawn(launch).map_err(|error| self.unavailable(&error.to_string()))
+        let failed = |error| self.failed("agent_start_failed", &format!("it could not be launched: {error}"));
+        Process::spawn(launch).await.map_err(failed)
     }
 
     async fn open(
@@ -138,7 +150,7 @@ impl AcpHarness {
         let (state_dir, workspace) = (text(&options.state_dir)?, text(&options.workspace)?);
         let random = random().map_err(|error| self.failed("agent_start_failed", &error))?;
         let places = Places { state_dir: &state_dir, workspace: &workspace, random: &random };
-        let (process, pipes) = self.spawn(options, places)?;
+        let (process, pipes) = self.spawn(options, places).await?;
         let terms = Terms {
             name: self.shown_name(),
             cwd: &workspace,
@@ -163,8 +175,11 @@ impl AcpHarness {
                 Failure::new("agent_start_timeout", why)
             }
         };
-        link.abandon().await;
-        Err(StartError::Failed(failure))
+        let message = match link.abandon().await {
+            Some(why) => format!("{}: {why}", failure.message),
+            None => failure.message,
+        };
+        Err(StartError::Failed(Failure { message, ..failure }))
     }
 
     // A panic while it is held leaves nothing half done.
@@ -190,7 +205,7 @@ impl Harness for AcpHarness {
     fn capabilities(&self) -> Capabilities {
         let restores = *self.lock_restore() != Some(Restore::None);
         Capabilities {
-            sandbox: false,
+            sandbox: self.config.landlock && sandbox::level() > 0,
             resumable: restores,
             approvals: true,
             host_tools: false,
@@ -236,14 +251,14 @@ impl Harness for AcpHarness {
         &self.state_paths
     }
 
-    async fn end_orphans(&self, homes: &Path) {
+    async fn end_orphans(&self, directories: &[PathBuf]) {
         if self.configured {
-            process::end_orphans(homes.to_owned()).await;
+            process::end_orphans(directories.to_owned()).await;
         }
     }
 
-    async fn end_left(&self, session_id: &SessionId) {
-        process::end_left(session_id.clone()).await;
+    async fn end_left(&self, session_id: &SessionId, directories: &[PathBuf]) {
+        process::end_left(session_id.clone(), directories.to_owned()).await;
     }
 
     async fn start(&self, options: StartOptions) -> Result<Started, StartError> {
@@ -271,19 +286,23 @@ mod tests {
     use super::*;
 
     fn harness(text: &str) -> AcpHarness {
-        AcpHarness::new("agent", toml::from_str(text).unwrap()).unwrap()
+        let launcher = Launcher::of_this_program(Vec::new());
+        AcpHarness::new("agent", toml::from_str(text).unwrap(), launcher).unwrap()
     }
 
     #[test]
     fn row_16_the_capabilities_are_those_of_any_acp_agent() {
         let capabilities = harness("command = [\"sh\"]").capabilities();
         assert!(capabilities.resumable && capabilities.approvals && capabilities.file_events);
-        assert!(!capabilities.sandbox && !capabilities.host_tools && !capabilities.edited_input);
+        assert!(!capabilities.host_tools && !capabilities.edited_input);
+        assert_eq!(capabilities.sandbox, sandbox::level() > 0);
+        assert!(!harness("command = [\"sh\"]\nlandlock = false").capabilities().sandbox);
     }
 
     #[test]
     fn row_15_a_harness_without_a_command_is_not_made() {
-        let complaint = AcpHarness::new("agent", toml::from_str("").unwrap()).unwrap_err();
+        let launcher = Launcher::of_this_program(Vec::new());
+        let complaint = AcpHarness::new("agent", toml::from_str("").unwrap(), launcher).unwrap_err();
         assert!(complaint.contains("requires a command"));
     }
 
@@ -304,7 +323,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_known_agent_that_is_not_configured_is_told_of_and_not_started() {
-        let mut harness = AcpHarness::not_configured("codex").unwrap();
+        let mut harness = AcpHarness::not_configured("codex", Launcher::of_this_program(Vec::new())).unwrap();
         let Availability::Missing { why, install, configure } = harness.availability() else {
             panic!("it is not configured");
         };

@@ -9,15 +9,19 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::Signal;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::sync::watch;
+use tokio::runtime::Handle;
+use tokio::sync::{OnceCell, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::descendants::{self, Found};
+use super::exec_agent::{self, ExecAgentArgs};
 use super::stderr::Tail;
+use super::tree::{self, Tree};
+use super::{sandbox, spawner};
 use crate::ids::SessionId;
 
 /// How long an agent may take to end by itself once its stdin is closed.
@@ -34,16 +38,16 @@ const KILL_PAUSE: Duration = Duration::from_millis(5);
 
 /// What to start, and in which surroundings.
 pub(super) struct Launch {
-    /// Absolute.
-    pub program: PathBuf,
-    /// The rest of argv.
-    pub args: Vec<String>,
+    /// The service's own program.
+    pub launcher: PathBuf,
+    /// What it becomes, but for the parent, which is whoever starts it.
+    pub agent: ExecAgentArgs,
     /// The whole environment.
     pub env: BTreeMap<OsString, OsString>,
     /// The directory to start in.
     pub cwd: PathBuf,
-    /// The value of [`descendants::TAG`] in the environment.
-    pub tag: String,
+    /// The directories that the agent works in.
+    pub directories: Vec<PathBuf>,
     /// The file that its last words on stderr go to, when it fails.
     pub last_words: PathBuf,
 }
@@ -58,27 +62,29 @@ pub(super) struct Pipes {
 
 /// A running agent. Dropping it kills the agent and all it started.
 pub(super) struct Process {
-    pid: Pid,
     tree: Arc<Tree>,
     exit: watch::Receiver<Option<Exit>>,
     tail: Tail,
     stderr: Mutex<Option<JoinHandle<()>>>,
-    last_words: PathBuf,
+    last_words: LastWords,
+}
+
+struct LastWords {
+    path: PathBuf,
+    // What was told of them.
+    kept: OnceCell<String>,
 }
 
 /// How a process ended; empty when the system could not tell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exit(Option<ExitStatus>);
 
-// The agent's process group and what has left it.
-struct Tree {
-    pid: Pid,
-    tag: String,
-    // Found while the line of parents was still whole.
-    seen: Mutex<HashSet<Found>>,
-}
-
 impl Exit {
+    // None where a signal has ended it.
+    fn code(self) -> Option<i32> {
+        self.0.and_then(|status| status.code())
+    }
+
     /// In words that follow the command's name.
     pub(super) fn words(self) -> String {
         let Self(Some(status)) = self else { return "is gone".to_owned() };
@@ -91,34 +97,43 @@ impl Exit {
 }
 
 impl Process {
-    /// Starts an agent in a process group of its own.
+    /// Starts an agent in a session of its own. That it could not become the agent shows when it has exited, see [`Self::failure`].
     ///
     /// # Errors
-    /// When the system cannot start it.
-    pub(super) fn spawn(launch: Launch) -> io::Result<(Self, Pipes)> {
-        let mut child = Command::new(&launch.program)
-            .args(&launch.args)
+    /// When the system cannot start anything.
+    pub(super) async fn spawn(launch: Launch) -> io::Result<(Self, Pipes)> {
+        sandbox::tell(launch.agent.landlock);
+        let runtime = Handle::current();
+        spawner::run(move || {
+            let _entered = runtime.enter();
+            Self::spawn_here(launch)
+        })
+        .await?
+    }
+
+    fn spawn_here(launch: Launch) -> io::Result<(Self, Pipes)> {
+        let agent = ExecAgentArgs { parent: std::process::id().cast_signed(), ..launch.agent };
+        let mut command = Command::new(&launch.launcher);
+        command
+            .args(agent.to_argv())
             .env_clear()
             .envs(&launch.env)
             .current_dir(&launch.cwd)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()?;
-        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let parts = (child.stdin.take(), child.stdout.take(), child.stderr.take(), pid);
-        let (Some(stdin), Some(stdout), Some(stderr), Some(pid)) = parts else {
+            .kill_on_drop(true);
+        let (mut child, tree) = tree::start(agent.tag, &launch.directories, || command.spawn())?;
+        let parts = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(stdin), Some(stdout), Some(stderr)) = parts else {
             return Err(io::Error::other("the child came without its pipes"));
         };
         let tail = Tail::default();
         let drain = tokio::spawn(tail.clone().drain(stderr));
-        let tree = Arc::new(Tree { pid, tag: launch.tag, seen: Mutex::default() });
         let exit = reap(child, Arc::clone(&tree));
-        let (stderr, last_words) = (Mutex::new(Some(drain)), launch.last_words);
-        let process = Self { pid, tree, exit, tail, stderr, last_words };
-        Ok((process, Pipes { stdin, stdout }))
+        let stderr = Mutex::new(Some(drain));
+        let last_words = LastWords { path: launch.last_words, kept: OnceCell::new() };
+        Ok((Self { tree, exit, tail, stderr, last_words }, Pipes { stdin, stdout }))
     }
 
     /// Waits for the agent's own exit; by then nothing of what it started runs any more.
@@ -156,9 +171,9 @@ impl Process {
             return;
         }
         self.tree.look().await;
-        self.tree.signal_group(Signal::KILL);
+        self.tree.kill_agent();
         if timeout(KILL_GRACE, self.exited()).await.is_err() {
-            tracing::error!(pid = self.pid.as_raw_nonzero().get(), "an agent survives SIGKILL");
+            tracing::error!(agent = ?self.tree, "an agent survives SIGKILL");
         }
     }
 
@@ -170,25 +185,41 @@ impl Process {
     }
 
     /// Keeps the last words on stderr in the session's state directory, for the operator, and gives the file. They may hold
-    /// anything, secrets too, and so are no part of a log.
-    pub(super) async fn keep_last_words(&self) -> String {
-        let drain = self.stderr.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(drain) = drain {
-            // When somebody else still holds the pipe, what we have must do.
-            let _ = timeout(STDERR_GRACE, drain).await;
-        }
-        let mut options = tokio::fs::OpenOptions::new();
-        let opened = options.write(true).create(true).truncate(true).mode(0o600).open(&self.last_words).await;
-        let written = match opened {
-            Ok(mut file) => {
-                let text = self.tail.text();
-                file.write_all(text.as_bytes()).await.and(file.flush().await)
+    /// anything, secrets too, and so are no part of a log. Once, whoever asks for it.
+    pub(super) async fn keep_last_words(&self) -> &str {
+        let kept = self.last_words.kept.get_or_init(async || {
+            let drain = self.stderr.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(drain) = drain {
+                // When somebody else still holds the pipe, what we have must do.
+                let _ = timeout(STDERR_GRACE, drain).await;
             }
-            Err(error) => Err(error),
-        };
-        match written {
-            Ok(()) => self.last_words.display().to_string(),
-            Err(error) => format!("not kept: {error}"),
+            let path = &self.last_words.path;
+            // A new file: what the agent may have put in its place could lead elsewhere.
+            let _ = tokio::fs::remove_file(path).await;
+            let mut options = tokio::fs::OpenOptions::new();
+            let opened = options.write(true).create_new(true).mode(0o600).open(path).await;
+            let written = match opened {
+                Ok(mut file) => {
+                    let text = self.tail.text();
+                    file.write_all(text.as_bytes()).await.and(file.flush().await)
+                }
+                Err(error) => Err(error),
+            };
+            match written {
+                Ok(()) => path.display().to_string(),
+                Err(error) => format!("not kept: {error}"),
+            }
+        });
+        kept.await
+    }
+
+    /// Why it ended, where it has done that by itself and before its first word. Read after [`Self::keep_last_words`].
+    pub(super) fn failure(&self) -> Option<String> {
+        let exit = (*self.exit.borrow())?;
+        let stderr = self.tail.text();
+        match exec_agent::complaint(exit.code(), &stderr) {
+            Some(complaint) => Some(format!("it could not be launched: {complaint}")),
+            None => exit.code().map(|_| format!("it {}", exit.words())),
         }
     }
 
@@ -197,14 +228,15 @@ impl Process {
     }
 }
 
-/// Kills what the agents of a session have left running, and returns when nothing of it is found any more.
-pub(super) async fn end_left(session_id: SessionId) {
-    end_found(move || descendants::find_left(&session_id)).await;
+/// Kills what the agents of a session, which has these directories to itself, have left running, and returns when nothing of it
+/// is found any more.
+pub(super) async fn end_left(session_id: SessionId, directories: Vec<PathBuf>) {
+    end_found(move || descendants::find_left(&session_id, &directories)).await;
 }
 
-/// Kills what agents with their home in that directory have left running, and whose process of the service is gone.
-pub(super) async fn end_orphans(homes: PathBuf) {
-    end_found(move || descendants::find_orphans(&homes)).await;
+/// Kills what agents have left running whose process of the service is gone, and who have their directories in these.
+pub(super) async fn end_orphans(directories: Vec<PathBuf>) {
+    end_found(move || descendants::find_orphans(&directories)).await;
 }
 
 async fn end_found(find: impl Fn() -> HashSet<Found> + Clone + Send + 'static) {
@@ -249,37 +281,8 @@ fn reap(mut child: Child, tree: Arc<Tree>) -> watch::Receiver<Option<Exit>> {
             }
             tokio::time::sleep(KILL_PAUSE).await;
         }
+        tree.close();
         let _ = tell.send(Some(Exit(status)));
     });
     exit
-}
-
-impl Tree {
-    // Remembers who belongs to the agent, while the line of parents is still whole.
-    async fn look(self: &Arc<Self>) {
-        let tree = Arc::clone(self);
-        // This fails only at the end of the runtime.
-        let _ = tokio::task::spawn_blocking(move || {
-            let found = descendants::find(tree.pid, &tree.tag);
-            tree.remember(found);
-        })
-        .await;
-    }
-
-    // The group's number cannot go to somebody else while one of the group lives, and it does not come round again
-    // in the moment after the last one.
-    fn signal_group(&self, signal: Signal) {
-        let _ = kill_process_group(self.pid, signal);
-    }
-
-    // Kills what belongs to the agent, and the agent; `true` when nothing of it was found any more.
-    fn kill_all(&self) -> bool {
-        self.remember(descendants::find(self.pid, &self.tag));
-        self.signal_group(Signal::KILL);
-        descendants::kill(&self.seen.lock().unwrap_or_else(PoisonError::into_inner)) == 0
-    }
-
-    fn remember(&self, found: Vec<Found>) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
-    }
 }

@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ostler::domain::approval::{Decision, PermissionMode};
 use ostler::domain::event::Output;
 use ostler::domain::policy::DeniedTools;
 use ostler::domain::turn::Prompt;
+use ostler::harness::acp::Launcher;
 use ostler::harness::{
-    Answer, ApprovalRequest, Continuity, Fence, HarnessConfig, HarnessError, HarnessEvent, HarnessSession,
-    Registry, StartError, StartOptions, Started, TurnInput, TurnOutcome,
+    Answer, ApprovalRequest, Capabilities, Continuity, Fence, Harness, HarnessConfig, HarnessError,
+    HarnessEvent, HarnessSession, Registry, StartError, StartOptions, Started, TurnInput, TurnOutcome,
 };
 use ostler::ids::{SessionId, TurnId};
 use serde_json::Value;
@@ -22,6 +24,7 @@ use tokio::time::timeout;
 pub use crate::support::processes::{eventually, is_alive};
 
 pub const FAKE: &str = env!("CARGO_BIN_EXE_fake-acp-agent");
+pub const OSTLER: &str = env!("CARGO_BIN_EXE_ostler");
 
 /// Nothing takes this long unless it hangs.
 pub const DEADLINE: Duration = Duration::from_secs(20);
@@ -33,6 +36,8 @@ pub struct Rig {
     pub config: String,
     pub mode: PermissionMode,
     pub instructions: Option<String>,
+    /// What the agent may not read, but for its own directories.
+    pub private: Vec<PathBuf>,
 }
 
 /// A started agent.
@@ -64,6 +69,7 @@ impl Rig {
             config: format!("command = {argv:?}\nwrite_seconds = 2\n"),
             mode: PermissionMode::Ask,
             instructions: None,
+            private: Vec::new(),
         }
     }
 
@@ -84,10 +90,19 @@ impl Rig {
         self
     }
 
-    pub async fn try_start(&self, resume: Option<Value>) -> Result<Started, StartError> {
+    fn harness(&self) -> Arc<dyn Harness> {
         let config: HarnessConfig = toml::from_str(&format!("kind = \"acp\"\n{}", self.config)).unwrap();
-        let registry = Registry::new(&BTreeMap::from([("fake".to_owned(), config)])).unwrap();
-        let harness = registry.get("fake").unwrap();
+        let launcher = Launcher::new(PathBuf::from(OSTLER), self.private.clone());
+        let registry = Registry::new(&BTreeMap::from([("fake".to_owned(), config)]), &launcher).unwrap();
+        Arc::clone(registry.get("fake").unwrap())
+    }
+
+    pub fn capabilities(&self) -> Capabilities {
+        self.harness().capabilities()
+    }
+
+    pub async fn try_start(&self, resume: Option<Value>) -> Result<Started, StartError> {
+        let harness = self.harness();
         let options = StartOptions {
             session_id: SessionId::mint(),
             workspace: self.workspace.path().to_owned(),

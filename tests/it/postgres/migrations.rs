@@ -19,7 +19,7 @@ const FIRST: [(&str, &str); 2] = [
     ("sqlite", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite/0001_sessions.sql"))),
 ];
 /// The latest migration.
-const LATEST: i64 = 2;
+const LATEST: i64 = 3;
 const LATER: &str = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
     SELECT 9999, 'later', success, checksum, execution_time FROM _sqlx_migrations WHERE version = 1";
 const SECRET: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
