@@ -47,7 +47,7 @@ impl Sandbox {
     /// Draws them. What is writable is so although it lies in something private.
     ///
     /// # Errors
-    /// When a directory on the way to something private cannot be read, or something writable is not there.
+    /// When something writable is not there, or the kernel refuses.
     pub(super) fn new(writable: &[PathBuf], private: &[PathBuf]) -> io::Result<Self> {
         let ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(NEWEST))
@@ -155,7 +155,13 @@ fn readable(private: &[PathBuf]) -> io::Result<Vec<PathBuf>> {
         if directory.ancestors().any(|above| private.contains(above)) {
             continue;
         }
-        for entry in fs::read_dir(directory)? {
+        let entries = match fs::read_dir(directory) {
+            Ok(entries) => entries,
+            // Where one may pass but not look, nothing beside the way can be named, and so nothing is allowed.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
             let entry = entry?;
             let path = entry.path();
             // A permission for a link would be one for what it leads to, which may be private and has its own otherwise.
