@@ -54,7 +54,7 @@ pub(super) fn list_aged(after: SessionKey, before: Timestamp) -> Statement {
          WHERE s.session_key > $1 AND s.created_at < $2
             AND (SELECT e.at FROM events e WHERE e.session_key = s.session_key ORDER BY e.seq LIMIT 1) < $2
             AND (SELECT e.seq FROM events e WHERE e.session_key = s.session_key ORDER BY e.seq LIMIT 1 OFFSET 1) IS NOT NULL
-            AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.session_key = s.session_key AND t.ended_at IS NULL)
+            AND (SELECT t.ordinal FROM turns t WHERE t.session_key = s.session_key AND t.ended_at IS NULL LIMIT 1) IS NULL
          ORDER BY s.session_key LIMIT $3",
     )
     .bind(after)
