@@ -71,6 +71,9 @@ class Request:
         blanks = {"boolean": False, "integer": 10000, "number": 10000, "array": []}
         for required in schema.get("required", []):
             arguments.setdefault(required, blanks.get(properties.get(required, {}).get("type"), "as it was told"))
+        # On a slow machine an agent may give up waiting, end its turn, and with it the command that has not begun.
+        if "yield_time_ms" in properties:
+            arguments["yield_time_ms"] = 30000
         if self.model.endswith("-escalate"):
             # An agent that runs what its sandbox allows asks only about what has to leave it.
             arguments.update(sandbox_permissions="require_escalated", justification="as it was told")
