@@ -140,6 +140,42 @@ pub enum Output {
     Usage(Usage),
 }
 
+impl Output {
+    /// About how many bytes it holds.
+    pub fn weight(&self) -> usize {
+        match self {
+            Self::TextDelta { text } | Self::ThinkingDelta { text } | Self::Compaction { summary: text } => {
+                text.len()
+            }
+            Self::ToolStarted(start) => start.weight(),
+            Self::ToolCompleted(end) => {
+                end.tool_call_id.len() + end.name.len() + weight(&end.input) + weight(&end.result)
+            }
+            Self::FileChanged { path, summary, .. } => path.len() + summary.len(),
+            Self::PlanUpdated { entries } => entries.iter().map(|entry| entry.content.len() + 64).sum(),
+            Self::Activity { label, raw, .. } => label.len() + raw.as_ref().map_or(0, weight),
+            Self::Usage(_) => 0,
+        }
+    }
+}
+
+impl ToolStart {
+    /// About how many bytes it holds.
+    pub fn weight(&self) -> usize {
+        self.tool_call_id.len() + self.name.len() + self.kind.len() + weight(&self.input)
+    }
+}
+
+/// About how many bytes a value is.
+pub fn weight(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(|item| weight(item) + 1).sum(),
+        Value::Object(map) => map.iter().map(|(key, value)| key.len() + weight(value) + 4).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
+    }
+}
+
 /// What happened. It serializes as the event's `data`; [`EventBody::kind`] is its `type`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]

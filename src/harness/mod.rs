@@ -22,7 +22,7 @@ pub use self::fence::Fence;
 pub use self::memory::StatePaths;
 pub use self::registry::{HarnessConfig, Registry, RegistryError};
 use crate::domain::approval::{ApprovalOption, Decision, PermissionMode};
-use crate::domain::event::Output;
+use crate::domain::event::{Output, weight};
 use crate::domain::policy::DeniedTools;
 use crate::domain::turn::{Failure, Prompt};
 use crate::ids::{SessionId, TurnId};
@@ -271,6 +271,11 @@ pub trait HarnessSession: Send + Sync {
     /// When the runtime cannot be reached.
     async fn cancel(&self) -> Result<(), HarnessError>;
 
+    /// Whether it should get no other prompt: the next one is for a later process, which takes the conversation up.
+    fn is_spent(&self) -> bool {
+        false
+    }
+
     /// What a later process needs to take the conversation up; `None` when the runtime has nothing to give.
     /// Called while no turn is at work; [`HarnessSession::stop`] follows.
     ///
@@ -323,6 +328,27 @@ pub enum HarnessEvent {
     TurnEnded(TurnOutcome),
     /// The runtime is gone; nothing follows.
     Exited(Failure),
+}
+
+impl HarnessEvent {
+    /// About how many bytes it holds.
+    pub fn weight(&self) -> usize {
+        match self {
+            Self::Output(output) => output.weight(),
+            Self::ApprovalRequested(request) => request.weight(),
+            Self::Checkpoint { state, .. } => state.as_ref().map_or(0, weight),
+            Self::ApprovalWithdrawn { .. } | Self::TurnEnded(_) | Self::Exited(_) => 0,
+        }
+    }
+}
+
+impl ApprovalRequest {
+    /// About how many bytes it holds.
+    pub fn weight(&self) -> usize {
+        let options = self.options.iter().map(|option| option.id.len() + option.name.len() + 32);
+        let words = [&self.native_id, &self.tool, &self.title, &self.kind];
+        weight(&self.input) + options.sum::<usize>() + words.into_iter().map(String::len).sum::<usize>()
+    }
 }
 
 /// How the runtime says that a turn ended.

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 
-use crate::domain::event::NewEvent;
+use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::lease::LeaseRef;
 use crate::store::{SharedStore, StoreError};
 
 /// Events that may wait. Beyond it the harness is not read any more.
 const WAITING_MAX: usize = 512;
+/// Bytes that may wait, likewise.
+const WAITING_MAX_BYTES: usize = 1 << 20;
 
 /// A task of its own, so that it is carried out whether or not the driver looks. Gives what could not be stored.
 type Append = JoinHandle<Result<(), (Vec<NewEvent>, StoreError)>>;
@@ -21,16 +23,18 @@ pub(super) struct Outbox {
     store: SharedStore,
     lease: LeaseRef,
     waiting: VecDeque<NewEvent>,
+    waiting_bytes: usize,
     in_flight: Option<Append>,
 }
 
 impl Outbox {
     pub(super) fn new(store: SharedStore, lease: LeaseRef) -> Self {
-        Self { store, lease, waiting: VecDeque::new(), in_flight: None }
+        Self { store, lease, waiting: VecDeque::new(), waiting_bytes: 0, in_flight: None }
     }
 
     /// Puts an event behind the others; adjacent deltas become one.
     pub(super) fn push(&mut self, event: NewEvent) {
+        self.waiting_bytes += weight(&event);
         let rest = match self.waiting.back_mut() {
             Some(last) => last.absorb(event),
             None => Some(event),
@@ -40,7 +44,7 @@ impl Outbox {
 
     /// Whether the harness has to wait.
     pub(super) fn is_full(&self) -> bool {
-        self.waiting.len() >= WAITING_MAX
+        self.waiting.len() >= WAITING_MAX || self.waiting_bytes >= WAITING_MAX_BYTES
     }
 
     /// Whether an append is in flight.
@@ -51,7 +55,7 @@ impl Outbox {
     /// Sends what waits, unless an append is in flight.
     pub(super) fn send(&mut self) {
         if self.in_flight.is_none() && !self.waiting.is_empty() {
-            let events: Vec<NewEvent> = std::mem::take(&mut self.waiting).into();
+            let events = self.take();
             let (store, lease) = (Arc::clone(&self.store), self.lease);
             self.in_flight = Some(tokio::spawn(async move {
                 store.append(lease, events.clone()).await.map_err(|error| (events, error))
@@ -78,13 +82,22 @@ impl Outbox {
 
     /// What waits, to be committed with a change that comes after it. Nothing may be in flight.
     pub(super) fn take(&mut self) -> Vec<NewEvent> {
+        self.waiting_bytes = 0;
         std::mem::take(&mut self.waiting).into()
     }
 
     /// Puts back what was taken, in front of what came since.
     pub(super) fn put_back(&mut self, events: Vec<NewEvent>) {
         for event in events.into_iter().rev() {
+            self.waiting_bytes += weight(&event);
             self.waiting.push_front(event);
         }
+    }
+}
+
+fn weight(event: &NewEvent) -> usize {
+    match &event.body {
+        EventBody::Output(output) => output.weight(),
+        _ => 0,
     }
 }

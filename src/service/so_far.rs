@@ -13,6 +13,8 @@ use crate::ids::SessionKey;
 const TEXT_MAX: usize = 1 << 20;
 /// So many tool calls are open at once; a harness that opens more does not get the others closed.
 const OPEN_MAX: usize = 1000;
+/// So much of their inputs is kept for the end of those that are open; beyond it their ends do not tell it again.
+const OPEN_MAX_BYTES: usize = 4 << 20;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +27,7 @@ pub(super) struct SoFar {
     pub(super) any: bool,
     /// Tool calls that began and have not ended.
     open_calls: Vec<ToolStart>,
+    open_bytes: usize,
 }
 
 /// As much of an event's data as is looked at here.
@@ -78,14 +81,25 @@ impl SoFar {
         self.text.push_str(&text[..text.floor_char_boundary(room)]);
     }
 
-    fn begin(&mut self, start: ToolStart) {
-        if self.open_calls.len() < OPEN_MAX {
+    fn begin(&mut self, mut start: ToolStart) {
+        if self.open_bytes + start.weight() > OPEN_MAX_BYTES {
+            start.input = Value::Null;
+        }
+        let bytes = self.open_bytes + start.weight();
+        if self.open_calls.len() < OPEN_MAX && bytes <= OPEN_MAX_BYTES {
+            self.open_bytes = bytes;
             self.open_calls.push(start);
         }
     }
 
     fn end(&mut self, id: &str) {
-        self.open_calls.retain(|open| open.tool_call_id != id);
+        let mut freed = 0;
+        self.open_calls.retain(|open| {
+            let stays = open.tool_call_id != id;
+            freed += if stays { 0 } else { open.weight() };
+            stays
+        });
+        self.open_bytes -= freed;
     }
 
     /// Ends the tool calls whose process was lost, in the order of their beginnings: nobody else will.
@@ -99,6 +113,7 @@ impl SoFar {
                 result: Value::from("the process that ran this call was lost"),
             })
         };
+        self.open_bytes = 0;
         self.open_calls.drain(..).map(lost).collect()
     }
 
@@ -179,6 +194,24 @@ mod tests {
             assert_eq!(lost.input, json!({"command": "b"}));
             assert!(so_far.end_open_calls().is_empty());
         }
+    }
+
+    #[test]
+    fn what_is_kept_of_open_calls_is_bounded() {
+        let mut so_far = SoFar::default();
+        let call = |id: usize| ToolStart {
+            tool_call_id: id.to_string(),
+            name: "bash".into(),
+            kind: "execute".into(),
+            input: json!("x".repeat(OPEN_MAX_BYTES / 10)),
+        };
+        (0..100).for_each(|id| so_far.begin(call(id)));
+        assert!(so_far.open_bytes <= OPEN_MAX_BYTES);
+        assert_eq!(so_far.open_bytes, so_far.open_calls.iter().map(ToolStart::weight).sum::<usize>());
+        (0..50).for_each(|id| so_far.end(&id.to_string()));
+        assert_eq!(so_far.open_bytes, so_far.open_calls.iter().map(ToolStart::weight).sum::<usize>());
+        assert_eq!(so_far.end_open_calls().len(), 50, "each is closed, with its input or without");
+        assert_eq!(so_far.open_bytes, 0);
     }
 
     #[test]

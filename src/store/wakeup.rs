@@ -12,6 +12,8 @@ use crate::ids::SessionKey;
 
 /// How many events a channel remembers.
 const REMEMBERED: usize = 512;
+/// And how many bytes of them, about; but always the last one.
+const REMEMBERED_BYTES: usize = 4 << 20;
 
 /// A committed event, and its encoding for the wire, made once for all who want it.
 #[derive(Debug)]
@@ -64,7 +66,13 @@ impl Wakeups {
                 recent.clear();
             }
             recent.extend(events.into_iter().map(|event| Arc::new(Published::new(event))));
-            let excess = recent.len().saturating_sub(REMEMBERED);
+            let mut bytes = 0;
+            let kept = recent.iter().rev().take(REMEMBERED).take_while(|published| {
+                bytes += published.event.data.len();
+                bytes <= REMEMBERED_BYTES
+            });
+            let kept = kept.count().max(1);
+            let excess = recent.len().saturating_sub(kept);
             recent.drain(..excess);
         }
         channel.committed.send_replace(last);

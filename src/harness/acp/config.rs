@@ -84,6 +84,12 @@ pub struct AcpConfig {
     /// What becomes of a question whose process has died: `reask`, or `none` for an agent that does not ask again when it is told.
     #[serde(default = "default_approval_recovery")]
     pub approval_recovery: ApprovalRecovery,
+    /// For agents that lose count after a cancel (claude-agent-acp 0.23.1 answers the next prompt at once, before it has worked at it,
+    /// and each one after it with the result of the one before): the prompt that follows a cancelled turn is given to a fresh process
+    /// that takes the conversation up. Nothing else would do: which of its answers belongs to which prompt cannot be told from outside,
+    /// and an agent that has nothing to say looks the same.
+    #[serde(default)]
+    pub restart_after_cancel: bool,
     /// How many seconds the agent has from its start to its conversation.
     #[serde(default = "default_start_seconds")]
     pub start_seconds: u64,

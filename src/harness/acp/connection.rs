@@ -4,13 +4,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::Value;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +18,9 @@ use super::protocol::{RpcError, answer_line, notification_line, request_line};
 
 /// So many messages wait for the writer; then the one who has another waits.
 const QUEUE: usize = 32;
+/// So many bytes wait at most, so that an agent which asks for files and does not read them does not fill the memory. One
+/// message that is larger goes alone.
+const QUEUE_BYTES: u32 = 4 << 20;
 
 /// What the agent says to a request.
 pub(super) type Outcome = Result<Value, RpcError>;
@@ -57,6 +60,7 @@ pub(super) enum Waiter {
 #[derive(Debug)]
 pub(super) struct Connection {
     queue: mpsc::Sender<Outgoing>,
+    room: Arc<Semaphore>,
     ids: AtomicU64,
     // None once nothing can be answered any more.
     waiting: Mutex<Option<HashMap<u64, Waiter>>>,
@@ -66,6 +70,7 @@ pub(super) struct Connection {
 struct Outgoing {
     line: Vec<u8>,
     written: oneshot::Sender<()>,
+    _room: OwnedSemaphorePermit,
 }
 
 impl Connection {
@@ -84,7 +89,8 @@ impl Connection {
                 broken.cancel();
             }
         });
-        Self { queue, ids: AtomicU64::new(1), waiting: Mutex::new(Some(HashMap::new())) }
+        let room = Arc::new(Semaphore::new(QUEUE_BYTES as usize));
+        Self { queue, room, ids: AtomicU64::new(1), waiting: Mutex::new(Some(HashMap::new())) }
     }
 
     /// Sends a request and waits for its answer.
@@ -123,8 +129,8 @@ impl Connection {
     /// Answers a request of the agent and returns when the answer is on its way. That it cannot arrive any more shows
     /// elsewhere.
     pub(super) async fn post_answer(&self, request_id: &Value, outcome: Outcome) {
-        let (written, _) = oneshot::channel();
-        let _ = self.queue.send(Outgoing { line: answer_line(request_id, outcome), written }).await;
+        // The one who has gone does not hear that it was written.
+        drop(self.put(answer_line(request_id, outcome)).await);
     }
 
     /// Takes the one who waits for this answer; `None` when nobody does.
@@ -138,9 +144,17 @@ impl Connection {
     }
 
     async fn send(&self, line: Vec<u8>) -> Result<(), Gone> {
+        self.put(line).await?.await.map_err(|_| Gone)
+    }
+
+    // Puts a line into the queue, once there is room; what it gives back is told when the line is written.
+    async fn put(&self, line: Vec<u8>) -> Result<oneshot::Receiver<()>, Gone> {
+        let bytes = u32::try_from(line.len()).unwrap_or(QUEUE_BYTES).min(QUEUE_BYTES);
+        let room = Arc::clone(&self.room).acquire_many_owned(bytes).await.map_err(|_| Gone)?;
         let (written, done) = oneshot::channel();
-        self.queue.send(Outgoing { line, written }).await.map_err(|_| Gone)?;
-        done.await.map_err(|_| Gone)
+        let message = Outgoing { line, written, _room: room };
+        self.queue.send(message).await.map_err(|_| Gone)?;
+        Ok(done)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<HashMap<u64, Waiter>>> {
@@ -154,7 +168,7 @@ async fn write(
     mut messages: mpsc::Receiver<Outgoing>,
     deadline: Duration,
 ) -> bool {
-    while let Some(Outgoing { line, written }) = messages.recv().await {
+    while let Some(Outgoing { line, written, _room }) = messages.recv().await {
         match timeout(deadline, pipe.write_all(&line)).await {
             // Nobody waits for an answer that is only posted.
             Ok(Ok(())) => drop(written.send(())),

@@ -1,14 +1,15 @@
 //! The agent's file requests, served inside the workspace and nowhere else.
 //!
 //! Paths are first compared part by part, so that a refusal is in clear words; what holds is the directory handle, through
-//! which neither `..` nor a symbolic link leads out.
+//! which neither `..` nor a symbolic link leads out. Only regular files are served, and of these only such as have one name: a
+//! second one may be a file outside, which the service may be able to read or write where the agent may not.
 
 use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use cap_std::ambient_authority;
-use cap_std::fs::{Dir, File, OpenOptions, OpenOptionsExt};
+use cap_std::fs::{Dir, File, MetadataExt, OpenOptions, OpenOptionsExt};
 use rustix::fs::OFlags;
 use serde::Deserialize;
 
@@ -16,8 +17,8 @@ use super::protocol::{INTERNAL_ERROR, INVALID_PARAMS, NOT_FOUND, RpcError};
 use crate::domain::event::FileOperation;
 use crate::harness::Fence;
 
-/// Larger files are neither read nor written.
-pub(super) const FILE_MAX_BYTES: u64 = 10 << 20;
+/// Larger files are neither read nor written. What is written must fit into a message, [`super::lines::LINE_MAX_BYTES`].
+pub(super) const FILE_MAX_BYTES: u64 = 4 << 20;
 
 /// The parameters of `fs/read_text_file`.
 #[derive(Clone, Debug, Deserialize)]
@@ -174,11 +175,16 @@ fn unblocked(options: &mut OpenOptions) -> &OpenOptions {
 
 fn regular(file: &File, path: &str) -> Result<u64, RpcError> {
     let metadata = file.metadata().map_err(|error| io_error(path, &error))?;
-    if metadata.is_file() {
-        Ok(metadata.len())
-    } else {
-        Err(RpcError::new(INVALID_PARAMS, format!("{path:?} is not a regular file")))
+    if !metadata.is_file() {
+        return Err(RpcError::new(INVALID_PARAMS, format!("{path:?} is not a regular file")));
     }
+    if metadata.nlink() > 1 {
+        return Err(RpcError::new(
+            INVALID_PARAMS,
+            format!("{path:?} has other names, which may lie outside"),
+        ));
+    }
+    Ok(metadata.len())
 }
 
 fn too_large(path: &str) -> RpcError {
@@ -308,6 +314,10 @@ mod tests {
             assert!(case.write(path, "x").is_err(), "{path}");
         }
         assert_eq!(case.read("none").unwrap_err().code, NOT_FOUND);
+        fs::hard_link(case.outside.path().join("secret"), case.root.path().join("hard")).unwrap();
+        assert!(case.read("hard").unwrap_err().message.contains("other names"));
+        assert!(case.write("hard", "x").unwrap_err().message.contains("other names"));
+        assert_eq!(fs::read_to_string(case.outside.path().join("secret")).unwrap(), "hush");
     }
 
     #[test]

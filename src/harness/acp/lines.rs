@@ -4,8 +4,9 @@ use std::io;
 
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
-/// No message is longer. The largest seen from real agents are a few MiB: whole files inside of diffs.
-pub(super) const LINE_MAX_BYTES: usize = 16 << 20;
+/// No message is longer. The largest seen from real agents are a few MiB: whole files inside of diffs. A message is in memory
+/// several times while it is stored, and one agent is not to take more than its share.
+pub(super) const LINE_MAX_BYTES: usize = 8 << 20;
 
 /// Reads a pipe line by line.
 pub(super) struct Lines<R> {

@@ -12,6 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::connection::Connection;
 use super::lines::{LINE_MAX_BYTES, Lines};
+use super::outlet::Outlet;
 use super::permission::Questions;
 use super::process::{Pipes, Process};
 use super::pump::{Ignored, Job, Pump, open_workspace};
@@ -151,7 +152,7 @@ impl Link {
             process: Arc::clone(&process),
             lines: Lines::new(pipes.stdout, LINE_MAX_BYTES),
             jobs: jobs_of_pump,
-            events,
+            events: Outlet::new(events),
             workspace,
             writes_allowed: terms.writes_allowed,
             session_id: None,

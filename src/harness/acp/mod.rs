@@ -7,7 +7,7 @@
 //! - `spawner`, `process`, `tree`, `descendants`, `stderr`: its start, its exit, and its end with everything that it has started;
 //! - `protocol`, `lines`, `connection`: messages, and the two pipes they go through;
 //! - `handshake`: from a fresh process to an open conversation;
-//! - `pump`: everything that comes from the agent, in order; `translate` and `tool_calls` say what it means;
+//! - `pump`: everything that comes from the agent, in order, and `outlet`, its way out; `translate` and `tool_calls` say what it means;
 //! - `permission`, `files`: what the agent asks of us;
 //! - `session`: the controls, as the service holds them.
 //!
@@ -23,6 +23,7 @@ mod installed;
 mod launch;
 mod lines;
 mod link;
+mod outlet;
 mod permission;
 pub(super) mod presets;
 mod process;
@@ -264,7 +265,7 @@ impl Harness for AcpHarness {
     async fn start(&self, options: StartOptions) -> Result<Started, StartError> {
         let (link, events, opened) = self.open(&options).await?;
         let (continuity, native_id) = (opened.continuity.clone(), Some(opened.session_id.clone()));
-        let session = Box::new(AcpSession::new(link, opened));
+        let session = Box::new(AcpSession::new(link, opened, self.config.restart_after_cancel));
         Ok(Started { session, events, continuity, native_id })
     }
 

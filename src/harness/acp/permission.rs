@@ -15,6 +15,10 @@ use crate::harness::Answer;
 
 /// More questions do not wait at the same time: the agent would be asking in a circle.
 const WAITING_MAX: usize = 64;
+/// One that is larger cannot be shown to a person in any useful way, and is not asked.
+const QUESTION_MAX_BYTES: usize = 1 << 20;
+/// All that wait together are no larger: they are read whenever one of them changes.
+const WAITING_MAX_BYTES: usize = 4 << 20;
 
 /// A question that waits.
 #[derive(Clone, Debug)]
@@ -25,6 +29,8 @@ pub(super) struct Question {
     pub ask: Ask,
     /// The turn that was at work when it came.
     pub turn: Option<u64>,
+    /// About how many bytes it holds, what it would be shown with included.
+    pub weight: usize,
 }
 
 /// What an agent asks.
@@ -47,10 +53,12 @@ struct Inner {
 }
 
 impl Questions {
-    /// Keeps a question and gives it an id; `None` when too many wait already.
+    /// Keeps a question and gives it an id; `None` when it is too large, or too many wait already.
     pub(super) fn keep(&self, question: Question) -> Option<String> {
         let mut inner = self.lock();
-        if inner.waiting.len() >= WAITING_MAX {
+        let waiting: usize = inner.waiting.values().map(|question| question.weight).sum();
+        let is_large = question.weight > QUESTION_MAX_BYTES || waiting + question.weight > WAITING_MAX_BYTES;
+        if is_large || inner.waiting.len() >= WAITING_MAX {
             return None;
         }
         inner.minted += 1;
@@ -65,10 +73,9 @@ impl Questions {
         self.lock().waiting.remove(&id)
     }
 
-    /// Takes the question that came with this id of the agent's.
-    pub(super) fn take_request(&self, request_id: &Value) -> Option<(String, Question)> {
-        let mut taken = self.take_where(|question| question.request_id == *request_id);
-        taken.pop()
+    /// Takes those that came with this id of the agent's. Ids are the agent's own affair: it may use one twice.
+    pub(super) fn take_request(&self, request_id: &Value) -> Vec<(String, Question)> {
+        self.take_where(|question| question.request_id == *request_id)
     }
 
     /// Takes those that came in this turn.
@@ -165,7 +172,7 @@ mod tests {
     }
 
     fn question(request_id: Value, turn: Option<u64>) -> Question {
-        Question { request_id, ask: Ask::Permission(Vec::new()), turn }
+        Question { request_id, ask: Ask::Permission(Vec::new()), turn, weight: 1 }
     }
 
     #[test]
@@ -214,8 +221,11 @@ mod tests {
             assert!(questions.take(unknown).is_none(), "{unknown}");
         }
         assert!(questions.take_turn(1).is_empty());
-        assert_eq!(questions.take_request(&json!(0)).unwrap().0, second);
+        assert_eq!(questions.take_request(&json!(0))[0].0, second);
         assert!(questions.take_all().is_empty());
+        questions.keep(question(json!(0), None)).unwrap();
+        questions.keep(question(json!(0), None)).unwrap();
+        assert_eq!(questions.take_request(&json!(0)).len(), 2, "none is forgotten over the other");
     }
 
     #[test]
@@ -226,6 +236,12 @@ mod tests {
         }
         assert!(questions.keep(question(json!("one more"), None)).is_none());
         assert_eq!(questions.take_all().len(), WAITING_MAX);
+        let large = |weight| Question { weight, ..question(json!(0), None) };
+        assert!(questions.keep(large(QUESTION_MAX_BYTES + 1)).is_none());
+        for _ in 0..WAITING_MAX_BYTES / QUESTION_MAX_BYTES {
+            questions.keep(large(QUESTION_MAX_BYTES)).unwrap();
+        }
+        assert!(questions.keep(large(1)).is_none());
     }
 
     #[test]

@@ -16,10 +16,12 @@ use super::connection::{Outcome, Waiter};
 use super::files::{ReadFile, Workspace, WriteFile};
 use super::lines::{Line, Lines};
 use super::link::{Shared, State};
+use super::outlet::{Outlet, Unheard};
 use super::permission::{self, Ask, Question};
 use super::process::{Exit, Process};
 use super::protocol::{
-    INTERNAL_ERROR, INVALID_PARAMS, Incoming, METHOD_NOT_FOUND, REQUEST_CANCELLED, RpcError, clipped,
+    INTERNAL_ERROR, INVALID_PARAMS, Incoming, METHOD_NOT_FOUND, REQUEST_CANCELLED, RpcError, VALUES_MAX,
+    clipped, is_too_wide,
 };
 use super::tool_calls::{ToolCalls, changed};
 use super::translate;
@@ -64,7 +66,7 @@ pub(super) struct Pump {
     /// What the controls ask for.
     pub jobs: mpsc::UnboundedReceiver<Job>,
     /// Where events go.
-    pub events: mpsc::Sender<HarnessEvent>,
+    pub events: Outlet,
     /// The files that it may touch.
     pub workspace: Workspace,
     /// Whether it may write them unasked.
@@ -86,10 +88,6 @@ pub(super) struct Ignored {
     unasked: u64,
 }
 
-/// Nobody listens to the events any more.
-#[derive(Debug)]
-struct Unheard;
-
 type Heard = Result<(), Unheard>;
 
 // Why the reading came to its end.
@@ -97,6 +95,7 @@ enum End {
     Exited(Exit),
     Closed,
     TooLong,
+    TooWide,
     Broken,
 }
 
@@ -124,7 +123,8 @@ impl Pump {
                 () = broken.cancelled() => return Ok(End::Broken),
                 Some(job) = self.jobs.recv() => self.work(job).await?,
                 line = self.lines.next() => match line {
-                    Ok(Line::Whole(line)) => self.take(&line).await?,
+                    Ok(Line::Whole(line)) if is_too_wide(&line) => return Ok(End::TooWide),
+                    Ok(Line::Whole(line)) => self.take(line).await?,
                     Ok(Line::TooLong) => return Ok(End::TooLong),
                     Ok(Line::End) | Err(_) => return Ok(End::Closed),
                 },
@@ -143,6 +143,10 @@ impl Pump {
             }
             End::TooLong => {
                 Failure::new("agent_protocol_error", format!("{name} sent a line longer than any message"))
+            }
+            End::TooWide => {
+                let words = format!("{name} sent a message of more than {VALUES_MAX} values");
+                Failure::new("agent_protocol_error", words)
             }
             // Usually the pipes close because the agent exits, which is then the better word for it.
             End::Closed | End::Broken => match timeout(EXIT_GRACE, self.process.exited()).await {
@@ -174,7 +178,10 @@ impl Pump {
         let mut bytes = 0;
         while let Ok(Ok(Line::Whole(line))) = timeout(LAST_WORDS_GRACE, self.lines.next()).await {
             bytes += line.len();
-            self.take(&line).await?;
+            if is_too_wide(&line) {
+                break;
+            }
+            self.take(line).await?;
             if bytes > LAST_WORDS_MAX_BYTES {
                 break;
             }
@@ -188,8 +195,12 @@ impl Pump {
         self.shared.lock_turn().end();
     }
 
-    async fn take(&mut self, line: &[u8]) -> Heard {
-        match Incoming::parse(line) {
+    async fn take(&mut self, line: Vec<u8>) -> Heard {
+        let message = Incoming::parse(&line);
+        let (bytes, is_blank) = (line.len(), line.trim_ascii().is_empty());
+        // What it says may have to wait for the driver; the line itself need not.
+        drop(line);
+        match message {
             Some(Incoming::Request { id, method, params }) => self.serve(id, &method, params).await,
             Some(Incoming::Notification { method, params }) => match method.as_str() {
                 "session/update" => self.update(params).await,
@@ -198,9 +209,9 @@ impl Pump {
             },
             Some(Incoming::Response { id, outcome }) => self.answered(id, outcome).await,
             None => {
-                if !line.trim_ascii().is_empty() {
+                if !is_blank {
                     self.ignored.noise += 1;
-                    tracing::debug!(harness = %self.shared.name, bytes = line.len(), "a line that is no message");
+                    tracing::debug!(harness = %self.shared.name, bytes, "a line that is no message");
                 }
                 Ok(())
             }
@@ -305,29 +316,30 @@ impl Pump {
             (turn.at_work.then_some(turn.number), turn.at_work && turn.cancelled)
         };
         // A question that crossed the cancel on its way is one of those that the cancel answers.
-        let kept = if cancelled {
-            None
-        } else {
-            let question = Question { request_id: request_id.clone(), ask: ask.clone(), turn };
-            self.shared.questions.keep(question)
-        };
-        match kept {
-            Some(native_id) => {
-                request.native_id = native_id;
-                self.emit(HarnessEvent::ApprovalRequested(request)).await
-            }
-            None => {
-                self.shared.connection.post_answer(&request_id, ask.cancelled()).await;
-                Ok(())
-            }
+        if cancelled {
+            self.shared.connection.post_answer(&request_id, ask.cancelled()).await;
+            return Ok(());
         }
+        let question =
+            Question { request_id: request_id.clone(), ask: ask.clone(), turn, weight: request.weight() };
+        if let Some(native_id) = self.shared.questions.keep(question) {
+            request.native_id = native_id;
+            return self.emit(HarnessEvent::ApprovalRequested(request)).await;
+        }
+        // What a person cannot be shown whole is not run.
+        self.shared.connection.post_answer(&request_id, ask.cancelled()).await;
+        let tool = clipped(&request.tool, LOGGED_CHARS);
+        let label = format!("refused, for it is too large to be shown, or too many questions wait: {tool}");
+        self.emit(HarnessEvent::Output(Output::Activity { label, tool: Some(tool), raw: None })).await
     }
 
     async fn withdraw(&mut self, request_id: &Value) -> Heard {
-        let Some((native_id, _)) = self.shared.questions.take_request(request_id) else { return Ok(()) };
-        let answer = Err(RpcError::new(REQUEST_CANCELLED, "the request was taken back"));
-        self.shared.connection.post_answer(request_id, answer).await;
-        self.emit(HarnessEvent::ApprovalWithdrawn { native_id }).await
+        for (native_id, _) in self.shared.questions.take_request(request_id) {
+            let answer = Err(RpcError::new(REQUEST_CANCELLED, "the request was taken back"));
+            self.shared.connection.post_answer(request_id, answer).await;
+            self.emit(HarnessEvent::ApprovalWithdrawn { native_id }).await?;
+        }
+        Ok(())
     }
 
     async fn read_file(&mut self, id: Value, params: Value) -> Heard {
@@ -383,8 +395,8 @@ impl Pump {
         }
     }
 
-    async fn emit(&self, event: HarnessEvent) -> Heard {
-        self.events.send(event).await.map_err(|_| Unheard)
+    async fn emit(&mut self, event: HarnessEvent) -> Heard {
+        self.events.put(event).await
     }
 }
 

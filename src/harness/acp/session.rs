@@ -1,5 +1,6 @@
 //! The controls of a live agent.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -20,11 +21,19 @@ pub(super) struct AcpSession {
     session_id: String,
     // Until the first prompt has taken them along.
     instructions: Mutex<Option<String>>,
+    restart_after_cancel: bool,
+    was_cancelled: AtomicBool,
 }
 
 impl AcpSession {
-    pub(super) fn new(link: Link, opened: Opened) -> Self {
-        Self { link, session_id: opened.session_id, instructions: Mutex::new(opened.instructions) }
+    pub(super) fn new(link: Link, opened: Opened, restart_after_cancel: bool) -> Self {
+        Self {
+            link,
+            session_id: opened.session_id,
+            instructions: Mutex::new(opened.instructions),
+            restart_after_cancel,
+            was_cancelled: AtomicBool::new(false),
+        }
     }
 
     fn state(&self) -> State {
@@ -104,6 +113,7 @@ impl HarnessSession for AcpSession {
         let questions = shared.questions.take_all();
         // To an agent at rest a cancel is no use, and one is known that takes its next prompt for cancelled then.
         if at_work {
+            self.was_cancelled.store(true, Ordering::Relaxed);
             let params = json!({"sessionId": self.session_id});
             shared.connection.notify("session/cancel", &params).await.map_err(|gone| self.gone(gone))?;
         }
@@ -112,6 +122,10 @@ impl HarnessSession for AcpSession {
             answered.map_err(|gone| self.gone(gone))?;
         }
         Ok(())
+    }
+
+    fn is_spent(&self) -> bool {
+        self.restart_after_cancel && self.was_cancelled.load(Ordering::Relaxed)
     }
 
     async fn detach(&self) -> Result<Option<Value>, HarnessError> {

@@ -9,12 +9,16 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::{Value, json};
 
 use super::files::Roots;
-use crate::domain::event::{FileOperation, Output, ToolEnd, ToolStart, ToolStatus};
+use crate::domain::event::{FileOperation, Output, ToolEnd, ToolStart, ToolStatus, weight};
 
-/// More of one value is not remembered for a call's end; the update that brought it showed it whole.
-const KEPT_MAX_BYTES: usize = 1 << 20;
+/// A larger value of a call is told as the word of its size: an event is in memory several times while it is stored.
+pub(super) const KEPT_MAX_BYTES: usize = 1 << 20;
+/// The word for a value that was not kept is no larger.
+const NOT_KEPT_BYTES: usize = 64;
 /// More calls are not remembered at the same time.
 const OPEN_MAX: usize = 1024;
+/// Nor is more than this remembered of all of them together; what was told of one that comes then is shown, and not again at its end.
+const OPEN_MAX_BYTES: usize = 4 << 20;
 /// So many ended calls are known, so that a late word about one does not begin it anew.
 const ENDED_MAX: usize = 1024;
 
@@ -33,6 +37,7 @@ pub(super) struct ToolCustoms {
 pub(super) struct ToolCalls {
     customs: ToolCustoms,
     open: BTreeMap<String, Call>,
+    open_bytes: usize,
     ended: VecDeque<u64>,
     order: u64,
 }
@@ -96,7 +101,7 @@ impl ToolCalls {
         if self.ended.contains(&digest(&id)) {
             return Vec::new();
         }
-        let mut call = self.open.remove(&id).unwrap_or_default();
+        let mut call = self.take(&id).unwrap_or_default();
         let status = update["status"].take();
         call.merge(&mut update, &self.customs, roots);
         let mut outputs = Vec::new();
@@ -128,7 +133,7 @@ impl ToolCalls {
     pub(super) fn question(&mut self, asked: Value, roots: &Roots) -> Question {
         let mut asked = if asked.is_object() { asked } else { json!({}) };
         let id = asked["toolCallId"].as_str().map(str::to_owned);
-        let known = id.as_deref().and_then(|id| self.open.remove(id));
+        let known = id.as_deref().and_then(|id| self.take(id));
         let word = |key: &str| asked[key].as_str().filter(|word| !word.is_empty()).map(str::to_owned);
         let (title, kind) = (word("title"), word("kind"));
         let input = [
@@ -157,6 +162,7 @@ impl ToolCalls {
     /// Ends the calls that are still open, in the order of their beginnings, and forgets all.
     pub(super) fn end_all(&mut self, why: &str) -> Vec<Output> {
         let mut open: Vec<_> = std::mem::take(&mut self.open).into_iter().collect();
+        self.open_bytes = 0;
         open.sort_by_key(|(_, call)| call.order);
         open.retain(|(_, call)| call.started_as.is_some());
         open.into_iter()
@@ -169,10 +175,20 @@ impl ToolCalls {
     }
 
     fn remember(&mut self, id: String, mut call: Call) {
-        if self.open.len() < OPEN_MAX {
+        if self.open_bytes + call.weight() > OPEN_MAX_BYTES {
             call.shrink();
+        }
+        let bytes = self.open_bytes + call.weight();
+        if self.open.len() < OPEN_MAX && bytes <= OPEN_MAX_BYTES {
+            self.open_bytes = bytes;
             self.open.insert(id, call);
         }
+    }
+
+    fn take(&mut self, id: &str) -> Option<Call> {
+        let call = self.open.remove(id)?;
+        self.open_bytes -= call.weight();
+        Some(call)
     }
 
     fn forget(&mut self, id: &str) {
@@ -197,11 +213,14 @@ impl Call {
         for (field, key) in [(&mut self.input, "rawInput"), (&mut self.output, "rawOutput")] {
             match update[key].take() {
                 Value::Null => {}
-                value => *field = Some(value),
+                value => *field = Some(kept(value, KEPT_MAX_BYTES)),
             }
         }
         if let Some(content) = update["content"].as_array() {
-            self.text = text_of(content);
+            self.text = text_of(content).map(|mut text| {
+                text.truncate(text.floor_char_boundary(KEPT_MAX_BYTES));
+                text
+            });
             self.edits = content.iter().filter_map(|item| Edit::read(item, roots)).collect();
         }
     }
@@ -226,16 +245,19 @@ impl Call {
         })
     }
 
+    // All that can be large is kept as the word of its size, or not.
     fn shrink(&mut self) {
         for value in [&mut self.input, &mut self.output].into_iter().flatten() {
-            let bytes = weight(value);
-            if bytes > KEPT_MAX_BYTES {
-                *value = json!({"not_kept": format!("about {bytes} bytes")});
-            }
+            *value = kept(value.take(), NOT_KEPT_BYTES);
         }
-        if let Some(text) = self.text.as_mut().filter(|text| text.len() > KEPT_MAX_BYTES) {
-            text.truncate(text.floor_char_boundary(KEPT_MAX_BYTES));
-        }
+        self.text = None;
+    }
+
+    fn weight(&self) -> usize {
+        let words = [&self.started_as, &self.name, &self.title, &self.kind, &self.text];
+        let words: usize = words.into_iter().flatten().map(String::len).sum();
+        let values: usize = [&self.input, &self.output].into_iter().flatten().map(weight).sum();
+        words + values + self.edits.iter().map(|edit| edit.path.len() + 32).sum::<usize>()
     }
 }
 
@@ -259,6 +281,12 @@ pub(super) fn changed(path: String, operation: FileOperation) -> Output {
     Output::FileChanged { summary: format!("{verb} {path}"), path, operation }
 }
 
+/// The value, or the word of its size where it is larger than that.
+pub(super) fn kept(value: Value, most: usize) -> Value {
+    let bytes = weight(&value);
+    if bytes > most { json!({"not_kept": format!("about {bytes} bytes")}) } else { value }
+}
+
 fn text_of(content: &[Value]) -> Option<String> {
     let texts: Vec<&str> = content.iter().filter_map(|item| item["content"]["text"].as_str()).collect();
     (!texts.is_empty()).then(|| texts.join("\n"))
@@ -271,15 +299,6 @@ fn is_blank(value: &Value) -> bool {
         Value::Object(map) => map.is_empty(),
         Value::Array(items) => items.is_empty(),
         _ => false,
-    }
-}
-
-fn weight(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(|item| weight(item) + 1).sum(),
-        Value::Object(map) => map.iter().map(|(key, value)| key.len() + weight(value) + 4).sum(),
-        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
     }
 }
 
@@ -487,5 +506,15 @@ mod tests {
             feed(&mut calls, json!({"toolCallId": format!("e{i}"), "title": "t", "status": "completed"}));
         }
         assert_eq!((calls.open.len(), calls.ended.len()), (OPEN_MAX, ENDED_MAX));
+        calls.end_all("over");
+        for i in 0..100 {
+            let input = json!({"text": "x".repeat(KEPT_MAX_BYTES / 2)});
+            feed(&mut calls, json!({"toolCallId": format!("m{i}"), "title": "t", "rawInput": input}));
+        }
+        let kept: usize = calls.open.values().map(Call::weight).sum();
+        assert_eq!((calls.open.len(), calls.open_bytes), (100, kept));
+        assert!(kept <= OPEN_MAX_BYTES, "{kept}");
+        feed(&mut calls, json!({"toolCallId": "m0", "title": "t", "status": "completed"}));
+        assert_eq!(calls.open_bytes, calls.open.values().map(Call::weight).sum::<usize>());
     }
 }

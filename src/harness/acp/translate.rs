@@ -17,9 +17,12 @@
 use serde_json::Value;
 
 use super::files::Roots;
-use super::tool_calls::ToolCalls;
+use super::tool_calls::{KEPT_MAX_BYTES, ToolCalls, kept};
 use crate::domain::event::{Output, PlanEntry};
 use crate::domain::turn::Usage;
+
+/// A longer text goes out in pieces, which are stored and shown one by one.
+const DELTA_MAX_BYTES: usize = 64 << 10;
 
 /// The outputs of one update.
 pub(super) fn outputs(update: Value, calls: &mut ToolCalls, roots: &Roots) -> Vec<Output> {
@@ -60,15 +63,25 @@ pub(super) fn texts(blocks: &Value) -> String {
     texts.join("\n")
 }
 
-fn chunk(mut update: Value, delta: impl FnOnce(String) -> Output) -> Vec<Output> {
+fn chunk(mut update: Value, delta: impl Fn(String) -> Output) -> Vec<Output> {
     let content = &mut update["content"];
     if content["type"] != "text" {
         return vec![activity(update)];
     }
     match content["text"].take() {
-        Value::String(text) if !text.is_empty() => vec![delta(text)],
+        Value::String(text) if text.is_empty() => Vec::new(),
+        Value::String(text) if text.len() <= DELTA_MAX_BYTES => vec![delta(text)],
+        Value::String(text) => pieces(&text).map(delta).collect(),
         _ => Vec::new(),
     }
+}
+
+fn pieces(mut rest: &str) -> impl Iterator<Item = String> {
+    std::iter::from_fn(move || {
+        let (piece, behind) = rest.split_at(rest.floor_char_boundary(DELTA_MAX_BYTES));
+        rest = behind;
+        (!piece.is_empty()).then(|| piece.to_owned())
+    })
 }
 
 fn plan(entries: &Value) -> Vec<PlanEntry> {
@@ -88,7 +101,7 @@ fn plan(entries: &Value) -> Vec<PlanEntry> {
 
 fn activity(update: Value) -> Output {
     let label = update["sessionUpdate"].as_str().unwrap_or("update").to_owned();
-    Output::Activity { label, tool: None, raw: Some(update) }
+    Output::Activity { label, tool: None, raw: Some(kept(update, KEPT_MAX_BYTES)) }
 }
 
 #[cfg(test)]
@@ -140,6 +153,19 @@ mod tests {
         ] {
             assert_eq!(one(update.clone()), output.into_iter().collect::<Vec<_>>(), "{update}");
         }
+    }
+
+    #[test]
+    fn a_long_text_comes_in_pieces_whole_and_never_cut_inside_a_character() {
+        let text = format!("x{}", "é".repeat(DELTA_MAX_BYTES));
+        let content = json!({"type": "text", "text": text});
+        let outputs = one(json!({"sessionUpdate": "agent_message_chunk", "content": content}));
+        let said = outputs.iter().map(|output| match output {
+            Output::TextDelta { text } => text.as_str(),
+            other => panic!("{other:?}"),
+        });
+        assert!(said.clone().all(|piece| piece.len() <= DELTA_MAX_BYTES));
+        assert_eq!((said.collect::<String>(), outputs.len()), (text, 3));
     }
 
     #[test]

@@ -98,13 +98,18 @@ impl Driver {
         }
     }
 
-    /// Puts a session at rest away; false when work came meanwhile, which then begins with a new harness.
-    pub(super) async fn put_away(&mut self, cause: StopCause) -> ServiceResult<bool> {
+    /// Ends the harness of a session at rest, so that a new one can go on where it stood.
+    pub(super) async fn put_harness_away(&mut self) {
         self.detach().await;
-        // Before the session is let go: there is never more than one live harness of it.
         self.stop_harness().await;
         // Its last words are on the disk now.
         self.remember().await;
+    }
+
+    /// Puts a session at rest away; false when work came meanwhile, which then begins with a new harness.
+    pub(super) async fn put_away(&mut self, cause: StopCause) -> ServiceResult<bool> {
+        // Before the session is let go: there is never more than one live harness of it.
+        self.put_harness_away().await;
         let service = Arc::clone(&self.service);
         let _guard = service.locks.lock(self.live.key).await;
         let at_rest = self

@@ -20,6 +20,8 @@ use crate::service::{Counters, ServiceResult, fault};
 const START_DEADLINE: Duration = Duration::from_secs(180);
 /// Events that are read while the harness is asked something; beyond it the harness waits.
 const BACKLOG_MAX: usize = 4096;
+/// So many bytes of them, likewise.
+const BACKLOG_MAX_BYTES: usize = 1 << 20;
 
 /// See the module.
 pub(super) struct RunningHarness {
@@ -41,6 +43,11 @@ impl RunningHarness {
         }
     }
 
+    /// Whether the next prompt is for a new process.
+    pub(super) fn is_spent(&self) -> bool {
+        self.session.is_spent()
+    }
+
     /// Whether nothing more of it waits to be read.
     pub(super) fn is_quiet(&self) -> bool {
         self.backlog.is_empty() && self.events.is_empty()
@@ -55,6 +62,7 @@ impl RunningHarness {
         let answer = tokio::time::timeout(deadline, question(self.session.as_ref()));
         tokio::pin!(answer);
         let mut reads = true;
+        let mut bytes: usize = self.backlog.iter().map(HarnessEvent::weight).sum();
         loop {
             tokio::select! {
                 biased;
@@ -65,8 +73,11 @@ impl RunningHarness {
                         Err(_) => Err(Failure::new("harness_unresponsive", "the harness did not answer in time")),
                     };
                 }
-                event = self.events.recv(), if reads && self.backlog.len() < BACKLOG_MAX => match event {
-                    Some(event) => self.backlog.push_back(event),
+                event = self.events.recv(), if reads && self.backlog.len() < BACKLOG_MAX && bytes < BACKLOG_MAX_BYTES => match event {
+                    Some(event) => {
+                        bytes += event.weight();
+                        self.backlog.push_back(event);
+                    }
                     None => reads = false,
                 },
             }

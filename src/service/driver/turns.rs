@@ -4,7 +4,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::Driver;
-use super::harness::input_of;
+use super::harness::{RunningHarness, input_of};
 use super::work::{Ending, Work};
 use crate::clock::Timestamp;
 use crate::domain::approval::ApprovalStatus;
@@ -20,6 +20,10 @@ impl Driver {
     /// Gives the queued turn to the harness, starting one where none runs. That the prompt is on its way is stored before it is:
     /// from then on it is never given to a harness again.
     pub(super) async fn start_turn(&mut self, session: &Session) -> ServiceResult<()> {
+        if self.harness.as_ref().is_some_and(RunningHarness::is_spent) {
+            self.put_harness_away().await;
+            self.save_state().await?;
+        }
         if self.harness.is_none() && self.start_harness(session, None).await?.is_none() {
             return Ok(());
         }

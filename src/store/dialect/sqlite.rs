@@ -46,10 +46,10 @@ impl Dialect for Sqlite {
     }
 
     async fn insert_events(connection: &mut Connection<Self>, rows: &[EventRow]) -> sqlx::Result<()> {
-        let tuple = |row: &EventRow| {
-            (row.session_key, row.seq, row.turn, row.at, row.kind, row.data.clone(), row.epoch)
-        };
-        let rows = serde_json::to_string(&rows.iter().map(tuple).collect::<Vec<_>>());
+        let tuples = rows
+            .iter()
+            .map(|row| (row.session_key, row.seq, row.turn, row.at, row.kind, &row.data, row.epoch));
+        let rows = serde_json::to_string(&tuples.collect::<Vec<_>>());
         let rows = rows.map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
         Self::execute(connection, &Statement::new(INSERT_EVENTS).bind(rows)).await.map(drop)
     }
