@@ -17,6 +17,7 @@
 #![allow(clippy::disallowed_methods, reason = "a program of its own, outside the service's rules")]
 
 mod script;
+mod wild;
 mod wire;
 
 use std::thread::sleep;

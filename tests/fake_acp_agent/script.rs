@@ -27,10 +27,27 @@
 //! | `deny-ends` | from here on a denial ends the turn as cancelled |
 //! | `usage IN OUT` | tells these tokens at the end |
 //! | `other-session` | says something in another conversation |
+//! | `put TEXT` | writes the text as a line, `$S` in it the conversation's id and `$P` the prompt's request id |
+//! | `update JSON` | tells that update |
+//! | `ask ID OPTIONS CALL` | asks for permission under that request id, options as `id:kind,id:kind` or `-`; does not wait |
+//! | `heard ID` | waits for the answer to that request, and says it |
+//! | `await-cancel` | waits for a cancel and goes on |
+//! | `end JSON`, `never` | ends the turn with that result; leaves the prompt without an answer |
+//! | `drip`, `endless`, `gigabyte` | says a word byte by byte; says words for ever; writes a line of 1 GiB |
+//! | `garbage N`, `stderr N` | N lines that are no messages; N times 64 KiB on stderr |
+//! | `large N BYTES`, `results N BYTES` | N texts, or results of tools, of so many bytes |
+//! | `opens N BYTES`, `asks N BYTES` | begins N calls, or asks N questions, with so large an input; does not wait |
+//! | `reads N` | asks for `large.txt` N times and reads nothing more |
+//! | `wide N`, `deep N` | an update of N values; one of N levels |
+//! | `foreign N` | N updates and questions of another conversation |
+//! | `hammer PATH` | writes and reads the file through the client until there is a file `done`; says what came out |
 //!
 //! Flags: `--resume` (the default), `--load` and `--no-restore` choose how a conversation is taken up; `--auth` wants
 //! `authenticate` before a conversation; `--auth-on-restore` refuses to take one up without credentials; `--stay` makes it
-//! stay when stdin is closed; `--mode` refuses prompts until `session/set_mode` has come; `--no-mode` refuses that.
+//! stay when stdin is closed; `--mode` refuses prompts until `session/set_mode` has come; `--no-mode` refuses that;
+//! `--unknown CODE` refuses every conversation of before with that code; `--version JSON` is the version it speaks; `--wait-for FILE`
+//! says nothing until there is such a file in its directory; `--off-by-one` answers, once a turn was cancelled, each prompt with the
+//! result of the one before, as claude-agent-acp 0.23.1 does.
 //!
 //! A prompt that begins with `[ostler]` tells what was decided about the call that a lost process had asked for: approved, the
 //! script goes on from that call; denied, behind it. With `--forgetful` the agent then asks for nothing, with `--other-call` for
@@ -52,7 +69,7 @@ use super::wire::{raw, read};
 /// The agent with what it knows.
 pub struct Agent {
     flags: Vec<String>,
-    session_id: String,
+    pub session_id: String,
     authenticated: bool,
     mode_set: bool,
     next_request: u64,
@@ -62,10 +79,12 @@ pub struct Agent {
     cancelled: bool,
     // The script from the directive at work on.
     rest: String,
+    // With `--off-by-one`, once a turn was cancelled: the result that the next prompt gets.
+    owed: Option<Value>,
 }
 
 /// How a turn goes on after a directive.
-enum Next {
+pub enum Next {
     GoOn,
     Stop(&'static str),
     End(Value),
@@ -83,10 +102,16 @@ impl Agent {
             answers: HashMap::new(),
             cancelled: false,
             rest: String::new(),
+            owed: None,
         }
     }
 
     pub fn run(mut self) {
+        if let Some(file) = self.value("--wait-for") {
+            while !Path::new(file).exists() {
+                sleep(Duration::from_millis(2));
+            }
+        }
         while let Some(message) = read() {
             self.take(&message);
         }
@@ -97,6 +122,12 @@ impl Agent {
 
     fn has(&self, flag: &str) -> bool {
         self.flags.iter().any(|given| given == flag)
+    }
+
+    // What follows a flag.
+    fn value(&self, flag: &str) -> Option<&str> {
+        let place = self.flags.iter().position(|given| given == flag)?;
+        self.flags.get(place + 1).map(String::as_str)
     }
 
     fn take(&mut self, message: &Value) {
@@ -125,7 +156,12 @@ impl Agent {
                 answer(id, json!({}));
             }
             Some("session/prompt") => self.prompt(id, &params["prompt"]),
-            Some("session/cancel") => self.cancelled = true,
+            Some("session/cancel") => {
+                self.cancelled = true;
+                if self.has("--off-by-one") {
+                    self.owed = Some(json!({"stopReason": "end_turn"}));
+                }
+            }
             Some(_) if !id.is_null() => refuse(id, -32601, "no"),
             Some(_) => {}
             None => {
@@ -141,13 +177,17 @@ impl Agent {
         }
         let methods = json!([{"id": "key", "name": "Key"}]);
         let info = json!({"name": "fake-acp-agent", "version": "7"});
-        json!({"protocolVersion": 1, "agentCapabilities": capabilities, "authMethods": methods, "agentInfo": info})
+        let version: Value = serde_json::from_str(self.value("--version").unwrap_or("1")).unwrap();
+        json!({"protocolVersion": version, "agentCapabilities": capabilities, "authMethods": methods, "agentInfo": info})
     }
 
     fn restore(&mut self, message: &Value) {
         let id = &message["id"];
         if self.has("--auth-on-restore") {
             return refuse(id, -32000, "Authentication required");
+        }
+        if let Some(code) = self.value("--unknown") {
+            return refuse(id, code.parse().unwrap(), "no such conversation");
         }
         self.session_id = message["params"]["sessionId"].as_str().unwrap().to_owned();
         if !self.file().exists() {
@@ -160,10 +200,15 @@ impl Agent {
             self.update(json!({"sessionUpdate": "tool_call", "toolCallId": "old", "title": "replayed"}));
         }
         answer(id, json!({}));
+        self.update(json!({"sessionUpdate": "available_commands_update", "availableCommands": []}));
     }
 
     fn prompt(&mut self, id: &Value, prompt: &Value) {
         self.cancelled = false;
+        let is_behind = self.owed.is_some();
+        if let Some(owed) = self.owed.take() {
+            answer(id, owed);
+        }
         if self.has("--mode") && !self.mode_set {
             return refuse(id, -32603, "the mode is not set");
         }
@@ -218,6 +263,10 @@ impl Agent {
         if !usage.is_null() {
             end["usage"] = usage;
         }
+        if is_behind {
+            self.owed = Some(end);
+            return;
+        }
         answer(id, end);
         if let Some(word) = late {
             sleep(Duration::from_millis(200));
@@ -247,6 +296,9 @@ impl Agent {
     }
 
     fn directive(&mut self, word: &str, rest: &str, id: &Value) -> Next {
+        if let Some(next) = self.wild(word, rest, id) {
+            return next;
+        }
         match word {
             "say" => self.say(rest),
             "think" => self.chunk("agent_thought_chunk", rest),
@@ -427,7 +479,7 @@ impl Agent {
         self.update(json!({"sessionUpdate": "tool_call_update", "toolCallId": id, "status": "completed", "content": [diff]}))
     }
 
-    fn hang(&mut self) -> Next {
+    pub fn hang(&mut self) -> Next {
         while !self.cancelled {
             let Some(message) = read() else { return Next::End(Value::Null) };
             self.take(&message);
@@ -435,7 +487,7 @@ impl Agent {
         Next::Stop("cancelled")
     }
 
-    fn request(&mut self, method: &str, params: Value, with_uuid: bool) -> Value {
+    pub fn request(&mut self, method: &str, params: Value, with_uuid: bool) -> Value {
         let id = if with_uuid {
             json!(format!("0197a0c0-c0c0-7000-a000-{:012}", self.next_request))
         } else {
@@ -446,7 +498,7 @@ impl Agent {
         id
     }
 
-    fn wait(&mut self, request: &Value) -> Value {
+    pub fn wait(&mut self, request: &Value) -> Value {
         loop {
             if let Some(answer) = self.answers.remove(&request.to_string()) {
                 return answer;
@@ -461,7 +513,7 @@ impl Agent {
         self.say(&format!("{what}: {outcome}\n"))
     }
 
-    fn say(&self, text: &str) -> Next {
+    pub fn say(&self, text: &str) -> Next {
         self.chunk("agent_message_chunk", text)
     }
 
@@ -469,7 +521,7 @@ impl Agent {
         self.update(json!({"sessionUpdate": kind, "content": {"type": "text", "text": text}}))
     }
 
-    fn update(&self, update: Value) -> Next {
+    pub fn update(&self, update: Value) -> Next {
         notify("session/update", json!({"sessionId": self.session_id, "update": update}));
         Next::GoOn
     }
@@ -551,10 +603,10 @@ fn refuse(id: &Value, code: i64, message: &str) {
     put(&json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}));
 }
 
-fn notify(method: &str, params: Value) {
+pub fn notify(method: &str, params: Value) {
     put(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
 }
 
-fn put(message: &Value) {
+pub fn put(message: &Value) {
     raw(&format!("{message}\n"));
 }

@@ -590,3 +590,38 @@ async fn instructions_go_before_the_first_prompt_and_only_there() {
     api.prompt(&id(&session), "die").await;
     assert_eq!(api.prompt(&id(&session), "instructions").await["text"], "");
 }
+
+#[tokio::test]
+async fn after_a_cancel_an_agent_that_loses_count_is_replaced_and_one_that_is_not_known_for_it_runs_nothing_unasked()
+ {
+    let careful = harness("careful", &["script", "--off-by-one"]) + "restart_after_cancel = true\n";
+    let home = Home::new().with_config(&(harness("fake", &["script", "--off-by-one"]) + &careful));
+    let server = home.start().await;
+    let api = server.api();
+    for name in ["careful", "fake"] {
+        let session = id(&create_with(&api, json!({"harness": name, "prompt": "remember blue"})).await);
+        prompt_detached(&api, &session, "say working\nhang").await;
+        api.follow(&session, "").await.until("text.delta").await;
+        let process = processes::of_agent(&session);
+        post(&api, &session, "cancel").await;
+        let turn = api.prompt(&session, "run make\nrecall").await;
+        if name == "careful" {
+            assert_eq!(turn["status"], "awaiting_approval", "{turn}");
+            assert_ne!(processes::of_agent(&session), process);
+            let row = api.session(&session).await;
+            api.decide(&id(&row["pending_approval"]), "approve").await.expect(200);
+            let turn = settled(&api, &session).await["turn"].take();
+            assert_eq!((turn["text"].as_str(), turn["rehydrated"].as_bool()), (Some("blue"), Some(true)));
+            assert_eq!(effects(&home, &session).len(), 1);
+            assert_eq!(processes::of_agent(&session).len(), 1);
+        } else {
+            // What it does then belongs to no turn: the log has it, and its question is refused.
+            assert_eq!((turn["status"].as_str(), turn["text"].as_str()), (Some("completed"), Some("")));
+            let mut events = api.follow(&session, "").await;
+            let refused = events.until("activity").await.pop().unwrap();
+            assert_eq!(refused.data["data"]["label"], "refused outside a turn: Run: make");
+            events.until("text.delta").await;
+            assert!(effects(&home, &session).is_empty());
+        }
+    }
+}
