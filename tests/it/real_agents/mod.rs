@@ -40,18 +40,18 @@ macro_rules! agents {
 }
 
 agents! {
-    codex Agent { name: "codex", node: None, lines: |url| codex(url, "scripted"), lags_after_cancel: false };
-    claude Agent { name: "claude", node: Some(20), lines: claude_lines, lags_after_cancel: true };
+    codex Agent { name: "codex", node: None, lines: |url| codex(url, "scripted") };
+    claude Agent { name: "claude", node: Some(20), lines: claude_lines };
     #[ignore = "by hand: tests/agents codex2, 500 MB"]
-    codex2 Agent { name: "codex2", node: Some(22), lines: codex2_lines, lags_after_cancel: false };
+    codex2 Agent { name: "codex2", node: Some(22), lines: codex2_lines };
     #[ignore = "by hand: tests/agents claude2, 400 MB"]
-    claude2 Agent { name: "claude2", node: Some(22), lines: claude_lines, lags_after_cancel: false };
+    claude2 Agent { name: "claude2", node: Some(22), lines: claude_lines };
     #[ignore = "by hand: tests/agents opencode, 400 MB"]
-    opencode Agent { name: "opencode", node: None, lines: opencode_lines, lags_after_cancel: false };
+    opencode Agent { name: "opencode", node: None, lines: opencode_lines };
     #[ignore = "by hand: tests/agents gemini, 100 MB"]
-    gemini Agent { name: "gemini", node: Some(20), lines: gemini_lines, lags_after_cancel: false };
+    gemini Agent { name: "gemini", node: Some(20), lines: gemini_lines };
     #[ignore = "by hand: tests/agents qwen, 150 MB"]
-    qwen Agent { name: "qwen", node: Some(22), lines: qwen_lines, lags_after_cancel: false };
+    qwen Agent { name: "qwen", node: Some(22), lines: qwen_lines };
 }
 
 /// What must never be seen of an agent's credentials.

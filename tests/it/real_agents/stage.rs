@@ -22,8 +22,6 @@ pub struct Agent {
     pub node: Option<u32>,
     /// The lines of its table in ostler.toml, for a model at this address.
     pub lines: fn(&str) -> String,
-    /// A cancelled turn makes its next one end at once and empty, and each that follows get the answer of the one before it.
-    pub lags_after_cancel: bool,
 }
 
 // Some agents go on when their stdin is closed, as it is at the end of a test, and nobody starts the service again to end them.

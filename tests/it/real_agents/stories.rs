@@ -57,9 +57,6 @@ pub async fn a_turn_is_cancelled_while_it_speaks_and_the_session_goes_on(agent: 
     let next = stage.api.prompt(&session, "Are you there?").await;
     println!("{}: the turn after a cancel: {} {:?}", agent.name, next["status"], next["text"]);
     assert_eq!(next["status"], "completed", "{next}");
-    if agent.lags_after_cancel {
-        return;
-    }
     assert!(next["text"].as_str().unwrap().contains("Are you there?"), "{next}");
     stage.remembers(&session, "heron").await;
 }
