@@ -260,8 +260,9 @@ async fn f20_killed_after_the_agent_was_told_nobody_knows_what_it_did_and_it_is_
             (Some("orphaned"), Some("approve"))
         );
         assert_eq!(api.prompt(&session, "recall").await["text"], "blue");
-        assert!(effects(&home, &session).len() <= 1, "{point}");
-        assert_eq!(effects(&home, &session).len(), usize::from(point == "answer.given"), "{point}");
+        // The agent that has the answer dies with its service, before or after it did what was approved.
+        let most = usize::from(point == "answer.given");
+        assert!(effects(&home, &session).len() <= most, "{point}");
     }
 }
 
