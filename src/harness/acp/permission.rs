@@ -18,7 +18,7 @@ const WAITING_MAX: usize = 64;
 /// One that is larger cannot be shown to a person in any useful way, and is not asked.
 const QUESTION_MAX_BYTES: usize = 1 << 20;
 /// All that wait together are no larger: they are read whenever one of them changes.
-const WAITING_MAX_BYTES: usize = 4 << 20;
+const WAITING_MAX_BYTES: usize = 2 << 20;
 
 /// A question that waits.
 #[derive(Clone, Debug)]
