@@ -11,6 +11,7 @@
 
 mod acp_adapter;
 mod acp_service;
+mod agent_hostile;
 mod agent_processes;
 mod approvals;
 mod architecture;
