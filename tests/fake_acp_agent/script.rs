@@ -544,7 +544,10 @@ impl Agent {
 
     fn store(&self, state: &Value) {
         fs::create_dir_all(self.file().parent().unwrap()).unwrap();
-        fs::write(self.file(), state.to_string()).unwrap();
+        // It may be killed at any moment, and keeps what it had then.
+        let partial = self.file().with_extension("partial");
+        fs::write(&partial, state.to_string()).unwrap();
+        fs::rename(partial, self.file()).unwrap();
     }
 }
 
