@@ -166,14 +166,16 @@ impl ToolStart {
     }
 }
 
-/// About how many bytes a value is.
+/// About how many bytes of memory a value takes: small ones take many times the room that they have in their text.
 pub fn weight(value: &Value) -> usize {
-    match value {
+    const ENTRY: usize = size_of::<String>() + 16;
+    let inside: usize = match value {
         Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(|item| weight(item) + 1).sum(),
-        Value::Object(map) => map.iter().map(|(key, value)| key.len() + weight(value) + 4).sum(),
-        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
-    }
+        Value::Array(items) => items.iter().map(weight).sum(),
+        Value::Object(map) => map.iter().map(|(key, value)| ENTRY + key.len() + weight(value)).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    size_of::<Value>() + inside
 }
 
 /// What happened. It serializes as the event's `data`; [`EventBody::kind`] is its `type`.

@@ -60,9 +60,12 @@ async fn forked(api: &Api, home: &Home, fork: &str) -> (String, u32) {
     (session, child)
 }
 
-/// The numbers of the service's open files, and of the dead that it has not reaped.
+/// The numbers of the service's open files, and of the dead that it has not reaped. Sockets are the database's and the clients'.
 fn burden(service: u32) -> (usize, usize) {
-    let files = fs::read_dir(format!("/proc/{service}/fd")).unwrap().count();
+    let files = fs::read_dir(format!("/proc/{service}/fd")).unwrap().flatten();
+    let is_socket =
+        |path: &Path| fs::read_link(path).is_ok_and(|file| file.to_string_lossy().starts_with("socket:"));
+    let files = files.filter(|entry| !is_socket(&entry.path())).count();
     let zombies = processes::children_of(service).into_iter().filter(|pid| !is_alive(*pid)).count();
     (files, zombies)
 }

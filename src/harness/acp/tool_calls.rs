@@ -500,7 +500,7 @@ mod tests {
         let mut calls = ToolCalls::default();
         let large = "x".repeat(KEPT_MAX_BYTES + 1);
         feed(&mut calls, json!({"toolCallId": "c1", "title": "t", "rawInput": {"text": large}}));
-        assert!(weight(calls.open["c1"].input.as_ref().unwrap()) < 100);
+        assert!(weight(calls.open["c1"].input.as_ref().unwrap()) < KEPT_MAX_BYTES / 1000);
         for i in 0..2 * OPEN_MAX {
             feed(&mut calls, json!({"toolCallId": format!("n{i}"), "title": "t"}));
             feed(&mut calls, json!({"toolCallId": format!("e{i}"), "title": "t", "status": "completed"}));
