@@ -5,6 +5,7 @@
 //! [`HarnessEvent`]s, so that updates and the end of a turn can never overtake each other.
 
 pub mod acp;
+pub mod agent;
 mod fence;
 pub mod memory;
 mod registry;

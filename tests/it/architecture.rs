@@ -30,7 +30,7 @@ const HAS_ITS_PLACE: &[(&str, &[&str])] = &[
     ("rustix::", &["harness", "store", "cli"]),
     ("tokio::process", &["harness"]),
     ("landlock::", &["harness"]),
-    ("reqwest::", &["cli"]),
+    ("reqwest::", &["cli", "harness"]),
 ];
 
 pub(super) fn sources(directory: &Path) -> Vec<PathBuf> {

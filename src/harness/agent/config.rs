@@ -1,0 +1,111 @@
+//! What the operator says of the agent harness: `[harness.agent]` in ostler.toml.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// One `[harness.agent]` table.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AgentConfig {
+    /// The models that sessions may choose from, by the names that they choose them by.
+    pub models: BTreeMap<String, ModelConfig>,
+    /// The built-in tools.
+    pub tools: ToolsConfig,
+    /// MCP servers, by the names that their tools go under.
+    pub mcp: BTreeMap<String, McpServerConfig>,
+}
+
+/// `[harness.agent.models.NAME]`: a model behind an OpenAI-compatible chat-completions endpoint.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Up to and without `/chat/completions`.
+    pub base_url: String,
+    /// The provider's name of it.
+    pub model: String,
+    /// The environment variable that holds the key; none for a provider that wants none.
+    pub api_key_env: Option<String>,
+    /// Tokens that the model takes and gives in one call.
+    pub context_window: u64,
+    /// Tokens of these that are kept for its answer. Sent as `max_tokens` where it is given.
+    pub max_output_tokens: Option<u64>,
+    /// Whether the answer is streamed.
+    #[serde(default = "yes")]
+    pub stream: bool,
+    /// How often a call is tried before it has failed.
+    #[serde(default = "ModelConfig::default_attempts")]
+    pub attempts: u32,
+    /// How long the provider may be silent, in seconds.
+    #[serde(default = "ModelConfig::default_silence")]
+    pub silence_seconds: u64,
+}
+
+/// `[harness.agent.tools]`: the built-in tools.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ToolsConfig {
+    /// `read_file`, `write_file` and `list_files` within the workspace.
+    pub files: bool,
+    /// `shell`.
+    pub shell: Shell,
+    /// How long a call may take, in seconds.
+    pub timeout_seconds: u64,
+    /// How much of a result the model is given, in bytes.
+    pub result_max_bytes: usize,
+}
+
+/// Whether there is a shell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shell {
+    /// There is none.
+    #[default]
+    Off,
+    /// A person is asked about each command.
+    Ask,
+    /// Commands run unasked.
+    Allow,
+}
+
+/// `[harness.agent.mcp.NAME]`: an MCP server, as a child process of its own for each session, or over HTTP.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct McpServerConfig {
+    /// The program and its arguments; `{workspace}` and `{state}` are filled in.
+    pub command: Vec<String>,
+    /// Variables of its environment.
+    pub env: BTreeMap<String, String>,
+    /// Variables that it gets from the service's environment.
+    pub inherit_env: Vec<String>,
+    /// The address of a streamable HTTP server, in place of a command.
+    pub url: Option<String>,
+    /// The environment variable that holds the bearer token for that address.
+    pub token_env: Option<String>,
+    /// The tools that there are; all of them where nothing is said.
+    pub tools: Option<Vec<String>>,
+    /// The tools that a person is asked about; `["*"]` for all of them.
+    pub require_approval: Vec<String>,
+    /// How long a call may take, in seconds, in place of the built-in tools' time.
+    pub timeout_seconds: Option<u64>,
+}
+
+impl Default for ToolsConfig {
+    fn default() -> Self {
+        Self { files: true, shell: Shell::Off, timeout_seconds: 60, result_max_bytes: 64 << 10 }
+    }
+}
+
+impl ModelConfig {
+    fn default_attempts() -> u32 {
+        4
+    }
+
+    fn default_silence() -> u64 {
+        120
+    }
+}
+
+fn yes() -> bool {
+    true
+}
