@@ -5,6 +5,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod domain;
+mod fault;
 pub mod harness;
 pub mod http;
 pub mod ids;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::turn_end::Ending;
-use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView, fault};
+use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView};
 use crate::domain::approval::ApprovalStatus;
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, Wish};
 use crate::domain::turn::{Ordinal, TurnEnd};
+use crate::fault;
 use crate::store::{Change, SessionRef};
 
 /// What came of a wish: the session as it is now, and whether what was wished has come about.

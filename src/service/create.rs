@@ -6,13 +6,14 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::once::Effect;
-use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView, fault, workspace};
+use super::{OnceRequest, Service, ServiceError, ServiceResult, SessionView, workspace};
 use crate::domain::approval::PermissionMode;
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::limits::{Limits, NAME_MAX_CHARS, is_name, metadata_complaint};
 use crate::domain::scope::Principal;
 use crate::domain::session::{OnContextLoss, Session, SessionState, Transition};
 use crate::domain::turn::{Ordinal, Prompt, Turn};
+use crate::fault;
 use crate::harness::Harness;
 use crate::ids::{SessionId, SessionKey, mint_run_id};
 use crate::store::{Change, Commit, StoreError, TurnWrite};

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use super::once::Effect;
 use super::rows::Rows;
-use super::{Counters, OnceRequest, Service, ServiceError, ServiceResult, fault};
+use super::{Counters, OnceRequest, Service, ServiceError, ServiceResult};
 use crate::clock::Timestamp;
 use crate::domain::approval::{self, Approval, ApprovalStatus, DecisionRequest, Resolution};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, Transition, pending_of};
 use crate::domain::turn::TurnRef;
+use crate::fault;
 use crate::ids::{ApprovalId, SessionKey};
 use crate::store::{ApprovalWrite, Change};
 

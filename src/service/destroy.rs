@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::rows::Rows;
 use super::turn_end::end_all_turns;
-use super::{Service, ServiceResult, fault, workspace};
+use super::{Service, ServiceResult, workspace};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, Transition, Wish};
 use crate::domain::turn::TurnEnd;
+use crate::fault;
 use crate::store::{Change, SessionRef};
 
 impl Service {

@@ -10,7 +10,6 @@ mod decide;
 mod destroy;
 mod driver;
 mod error;
-mod fault;
 mod keys;
 mod live;
 mod lookup;

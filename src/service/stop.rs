@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::cancel::Wished;
 use super::rows::Rows;
 use super::turn_end::end_all_turns;
-use super::{OnceRequest, Service, ServiceError, ServiceResult, fault};
+use super::{OnceRequest, Service, ServiceError, ServiceResult};
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState, StopCause, Transition, Wish};
 use crate::domain::turn::TurnEnd;
+use crate::fault;
 use crate::store::{Change, SessionRef};
 
 impl Service {

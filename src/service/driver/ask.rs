@@ -8,11 +8,12 @@ use crate::domain::policy::Policy;
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, Transition, pending_of};
 use crate::domain::turn::{TurnEnd, TurnRef, TurnStatus};
+use crate::fault;
 use crate::harness::{Answer, ApprovalRequest};
 use crate::ids::TurnId;
 use crate::service::decide::answer;
 use crate::service::rows::Rows;
-use crate::service::{Counters, ServiceError, ServiceResult, fault};
+use crate::service::{Counters, ServiceError, ServiceResult};
 use crate::store::{ApprovalFilter, ApprovalWrite, Change, PageRequest, TurnSet, TurnWrite};
 
 /// The failure with which a harness says that it does not wait for this answer any more.

@@ -9,9 +9,10 @@ use super::work::Origin;
 use crate::domain::approval::{Approval, ApprovalStatus, Decision, input_digest};
 use crate::domain::event::Output;
 use crate::domain::turn::{Prompt, TurnEnd};
+use crate::fault;
 use crate::harness::{ApprovalRequest, TurnInput};
 use crate::ids::TurnId;
-use crate::service::{ServiceResult, fault};
+use crate::service::ServiceResult;
 use crate::store::ApprovalWrite;
 
 impl Driver {

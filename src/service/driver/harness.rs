@@ -11,10 +11,11 @@ use super::memory::Place;
 use crate::domain::event::Output;
 use crate::domain::session::{OnContextLoss, Session};
 use crate::domain::turn::{Failure, Turn, TurnEnd};
+use crate::fault;
 use crate::harness::{Continuity, HarnessError, HarnessEvent, HarnessSession, StartError, Started};
 use crate::ids::TurnId;
 use crate::service::rehydrate::{Preparation, continuity_event, lost_context};
-use crate::service::{Counters, ServiceResult, fault};
+use crate::service::{Counters, ServiceResult};
 
 /// The longest that any harness may take to start; adapters have their own, shorter one.
 const START_DEADLINE: Duration = Duration::from_secs(180);

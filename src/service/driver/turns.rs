@@ -11,9 +11,10 @@ use crate::domain::approval::ApprovalStatus;
 use crate::domain::event::{EventBody, NewEvent, Output};
 use crate::domain::session::{Session, Wish};
 use crate::domain::turn::{Failure, TurnEnd, TurnStatus, Usage};
+use crate::fault;
 use crate::harness::{Continuity, HarnessEvent, TurnOutcome};
 use crate::service::turn_end::Ending as Closing;
-use crate::service::{Counters, ServiceResult, fault};
+use crate::service::{Counters, ServiceResult};
 use crate::store::{TurnSet, TurnWrite};
 
 impl Driver {

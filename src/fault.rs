@@ -4,7 +4,7 @@
 /// Dies here when `OSTLER_FAULT` names this point.
 #[cfg(debug_assertions)]
 #[expect(clippy::disallowed_methods, reason = "no setting of the service: it exists in debug builds alone")]
-pub(super) fn point(name: &str) {
+pub fn point(name: &str) {
     if std::env::var("OSTLER_FAULT").is_ok_and(|fault| fault == name) {
         std::process::abort();
     }
@@ -12,4 +12,4 @@ pub(super) fn point(name: &str) {
 
 /// Nothing, in a release build.
 #[cfg(not(debug_assertions))]
-pub(super) fn point(_name: &str) {}
+pub fn point(_name: &str) {}
