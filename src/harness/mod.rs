@@ -10,6 +10,7 @@ mod fence;
 pub mod memory;
 mod registry;
 pub mod scripted;
+mod task;
 
 use std::path::PathBuf;
 

@@ -5,11 +5,10 @@
 //! workspace, so that a test can prove that nothing ran twice and nothing was lost.
 
 mod effects;
+mod runtime;
 mod script;
-mod session;
 mod state;
 mod steps;
-mod task;
 mod tools;
 mod workspace;
 
@@ -17,15 +16,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
-use self::session::ScriptedSession;
+use self::runtime::Script;
 use self::state::State;
-use self::task::Task;
 use self::workspace::Workspace;
 use super::{
-    ApprovalRecovery, Availability, Capabilities, Continuity, EVENT_QUEUE, Harness, StartError, StartOptions,
-    Started,
+    ApprovalRecovery, Availability, Capabilities, Continuity, Harness, StartError, StartOptions, Started,
+    task,
 };
 use crate::domain::turn::Failure;
 use crate::ids::TurnId;
@@ -85,12 +82,9 @@ impl Harness for ScriptedHarness {
         let (mut state, continuity) = take_up(options.resume, options.open_turn.as_ref());
         state.instructions = options.instructions.or(state.instructions);
 
-        let (events, receiver) = mpsc::channel(EVENT_QUEUE);
-        let session = ScriptedSession::spawn(|commands| {
-            let delay = Duration::from_millis(delay);
-            Task::new(commands, events, state, workspace, options.denied_tools, delay)
-        });
-        Ok(Started { session: Box::new(session), events: receiver, continuity, native_id: None })
+        let (denied, token_delay) = (options.denied_tools, Duration::from_millis(delay));
+        let (session, events) = task::spawn(Script { state, workspace, denied, token_delay });
+        Ok(Started { session, events, continuity, native_id: None })
     }
 }
 

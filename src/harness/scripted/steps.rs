@@ -6,13 +6,14 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::effects::Effect;
+use super::runtime::Script;
 use super::script::{Step, words};
 use super::state::Ended;
-use super::task::{End, Heed, Task};
 use crate::domain::event::{FileOperation, Output, PlanEntry};
 use crate::domain::turn::{Failure, Usage};
+use crate::harness::task::{End, Heed, Task};
 
-impl Task {
+impl Task<Script> {
     /// Carries one step out.
     pub async fn step(&mut self, step: Step) -> Result<(), End> {
         match step {
@@ -27,7 +28,7 @@ impl Task {
             Step::Activity { label } => self.put(Output::Activity { label, tool: None, raw: None }).await,
             Step::Compact { summary } => self.put(Output::Compaction { summary }).await,
             Step::Remember { word } => {
-                self.state.words.push(word);
+                self.runtime.state.words.push(word);
                 self.checkpoint(None).await
             }
             Step::Recall => self.recall().await,
@@ -37,7 +38,7 @@ impl Task {
             Step::Deaf => self.wait(pending(), Heed::StopAlone).await,
             Step::Die => Err(End::Gone),
             Step::LoseState => {
-                self.state.lose_state = true;
+                self.runtime.state.lose_state = true;
                 Ok(())
             }
             Step::StopReason { word } => Err(End::completed(word)),
@@ -47,8 +48,8 @@ impl Task {
 
     async fn stream(&mut self, text: &str, delta: fn(String) -> Output) -> Result<(), End> {
         for (index, word) in words(text).into_iter().enumerate() {
-            if index > 0 && !self.token_delay.is_zero() {
-                self.wait(sleep(self.token_delay), Heed::Cancel).await?;
+            if index > 0 && !self.runtime.token_delay.is_zero() {
+                self.wait(sleep(self.runtime.token_delay), Heed::Cancel).await?;
             }
             self.put(delta(word.to_owned())).await?;
         }
@@ -72,12 +73,17 @@ impl Task {
 
     async fn write(&mut self, path: String, text: String) -> Result<(), End> {
         let failed = |code: &str, message: String| End::failed(Failure::new(code, message));
-        let operation =
-            self.workspace.probe(&path).await.map_err(|complaint| failed("invalid_path", complaint))?;
-        let call = self.state.new_call_id();
-        self.record(Effect::tool("write", &call)).await.map_err(End::failed)?;
+        let operation = self
+            .runtime
+            .workspace
+            .probe(&path)
+            .await
+            .map_err(|complaint| failed("invalid_path", complaint))?;
+        let call = self.runtime.state.new_call_id();
+        self.runtime.record(Effect::tool("write", &call)).await.map_err(End::failed)?;
         let changed = file_changed(&path, operation, &text);
-        self.workspace
+        self.runtime
+            .workspace
             .write(&path, text)
             .await
             .map_err(|error| failed("write_failed", format!("{path}: {error}")))?;
@@ -90,7 +96,7 @@ impl Task {
     }
 
     async fn usage(&mut self, input_tokens: u64, output_tokens: u64) -> Result<(), End> {
-        let Some(turn) = &mut self.state.turn else { return Ok(()) };
+        let Some(turn) = &mut self.runtime.state.turn else { return Ok(()) };
         turn.input_tokens = turn.input_tokens.saturating_add(input_tokens);
         turn.output_tokens = turn.output_tokens.saturating_add(output_tokens);
         let usage =
@@ -99,13 +105,13 @@ impl Task {
     }
 
     async fn recall(&mut self) -> Result<(), End> {
-        let words = &self.state.words;
+        let words = &self.runtime.state.words;
         let text = if words.is_empty() { "nothing".to_owned() } else { words.join(" ") };
         self.put(Output::TextDelta { text }).await
     }
 
     async fn farewell(&mut self) -> Result<(), End> {
-        let text = match self.state.turn.as_ref().and_then(|turn| turn.last_ended()) {
+        let text = match self.runtime.state.turn.as_ref().and_then(|turn| turn.last_ended()) {
             Some(Ended::Succeeded) => "Done: the file is in your workspace. Now give me a task of your own.",
             Some(Ended::Denied) => "As you wish: I have changed nothing. Give me another task when you like.",
             Some(Ended::Failed) => "That did not work, and I have changed nothing. Shall we try again?",

@@ -4,12 +4,13 @@
 use serde_json::{Value, json};
 
 use super::effects::Effect;
+use super::runtime::Script;
 use super::script::{Call, ToolEffect, echo_to_file};
 use super::state::{Ended, Next, Phase, Question, Verdict};
 use super::steps::file_changed;
-use super::task::{End, Heed, Task};
 use crate::domain::approval::{ApprovalOption, Decision, OptionKind};
 use crate::domain::event::{Output, ToolEnd, ToolStart, ToolStatus};
+use crate::harness::task::{End, Heed, Task};
 use crate::harness::{ApprovalRequest, HarnessEvent};
 
 /// What a tool did.
@@ -18,19 +19,19 @@ struct Executed {
     changed: Option<Output>,
 }
 
-impl Task {
+impl Task<Script> {
     /// Calls a tool without asking.
     pub async fn call(&mut self, call: Call) -> Result<(), End> {
-        let id = self.state.new_call_id();
+        let id = self.runtime.state.new_call_id();
         self.put(tool_started(&id, &call.name, &call.input)).await?;
-        if self.denied.denies(&call.name, kind(&call.name)) {
+        if self.runtime.denied.denies(&call.name, kind(&call.name)) {
             let result = Err(
                 json!({ "ok": false, "denied": true, "reason": "the operator does not allow this tool" }),
             );
             let refused = Executed { result, changed: None };
             return self.tell_executed(&id, &call.name, call.input, refused).await.map(drop);
         }
-        self.record(Effect::tool(&call.name, &id)).await.map_err(End::failed)?;
+        self.runtime.record(Effect::tool(&call.name, &id)).await.map_err(End::failed)?;
         let executed = self.execute(call.effect, &call.input).await;
         self.tell_executed(&id, &call.name, call.input, executed).await?;
         Ok(())
@@ -39,7 +40,7 @@ impl Task {
     /// Asks for calls, and returns when each is decided and done. The questions are shown when they are stored, so that
     /// whoever sees one can rely on a later process knowing it.
     pub async fn ask(&mut self, calls: Vec<Call>) -> Result<(), End> {
-        let questions = self.state.open(calls);
+        let questions = self.runtime.state.open(calls);
         for question in &questions {
             self.put(tool_started(&question.tool_call_id, &question.tool, &question.input)).await?;
         }
@@ -59,7 +60,7 @@ impl Task {
     /// Goes on with each open question as it is decided, until all are done.
     pub async fn settle(&mut self) -> Result<(), End> {
         loop {
-            match self.state.next() {
+            match self.runtime.state.next() {
                 Next::Settle(question) => self.settle_one(*question).await?,
                 Next::Wait => self.next_command().await?,
                 Next::GoOn => return Ok(()),
@@ -86,16 +87,19 @@ impl Task {
             }
             Phase::Asked | Phase::Done { .. } => return Ok(()),
         };
-        self.state.set_phase(&id, Phase::Done { ended });
+        self.runtime.state.set_phase(&id, Phase::Done { ended });
         self.checkpoint(None).await
     }
 
     /// Runs an approved tool: first it is stored that it may have run, then it runs.
     async fn run_tool(&mut self, question: Question, edited_input: Option<Value>) -> Result<Ended, End> {
         let input = edited_input.unwrap_or(question.input);
-        self.state.set_phase(&question.native_id, Phase::Started { input: input.clone() });
+        self.runtime.state.set_phase(&question.native_id, Phase::Started { input: input.clone() });
         self.checkpoint_durably().await?;
-        self.record(Effect::tool(&question.tool, &question.tool_call_id)).await.map_err(End::failed)?;
+        self.runtime
+            .record(Effect::tool(&question.tool, &question.tool_call_id))
+            .await
+            .map_err(End::failed)?;
         let executed = self.execute(question.effect, &input).await;
         self.tell_executed(&question.tool_call_id, &question.tool, input, executed).await
     }
@@ -118,9 +122,9 @@ impl Task {
         let (text, path) = echo_to_file(command)
             .ok_or_else(|| "the demo's shell knows `echo TEXT > FILE` and nothing else".to_owned())?;
         let contents = format!("{text}\n");
-        let operation = self.workspace.probe(&path).await?;
+        let operation = self.runtime.workspace.probe(&path).await?;
         let changed = file_changed(&path, operation, &contents);
-        self.workspace.write(&path, contents).await.map_err(|error| format!("{path}: {error}"))?;
+        self.runtime.workspace.write(&path, contents).await.map_err(|error| format!("{path}: {error}"))?;
         Ok(changed)
     }
 
