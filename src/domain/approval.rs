@@ -344,6 +344,13 @@ pub fn input_digest(tool: &str, input: &Value) -> String {
     format!("sha256:{}", hex(&Sha256::digest(text.as_bytes())))
 }
 
+/// `sha256:` and the hex SHA-256 of a value as canonical JSON.
+pub fn digest_of(value: &Value) -> String {
+    let mut text = String::new();
+    write_canonical(value, &mut text);
+    format!("sha256:{}", hex(&Sha256::digest(text.as_bytes())))
+}
+
 /// Lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;

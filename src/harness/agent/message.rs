@@ -34,8 +34,13 @@ pub(super) enum Message {
         /// The words.
         content: String,
     },
-    /// What a person or the harness says.
+    /// What a person says: a turn begins with it.
     User {
+        /// The words.
+        content: String,
+    },
+    /// What the harness says in a turn, in the person's place.
+    Note {
         /// The words.
         content: String,
     },
@@ -55,5 +60,81 @@ pub(super) enum Message {
         content: String,
         /// How it ended.
         outcome: Outcome,
+        /// Whether the words are what is left of longer ones.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        condensed: bool,
     },
+}
+
+/// Where turns begin: at what a person says after anything that is not their own.
+fn turn_starts(messages: &[Message]) -> Vec<usize> {
+    let is_user = |message: &Message| matches!(message, Message::User { .. });
+    (0..messages.len())
+        .filter(|at| is_user(&messages[*at]) && (*at == 0 || !is_user(&messages[*at - 1])))
+        .collect()
+}
+
+/// The last so many turns, whole.
+pub(super) fn last_turns(messages: &[Message], turns: usize) -> &[Message] {
+    let starts = turn_starts(messages);
+    match starts.len().checked_sub(turns) {
+        Some(before) => starts.get(before).map_or(&[], |at| &messages[*at..]),
+        None => messages,
+    }
+}
+
+/// As many of the last turns, whole, as together have at most so many messages.
+pub(super) fn last_turns_within(messages: &[Message], most: usize) -> &[Message] {
+    let start = turn_starts(messages).into_iter().find(|at| messages.len() - at <= most);
+    start.map_or(&[], |at| &messages[at..])
+}
+
+/// How many messages the first turn has; none where there is no turn after it.
+pub(super) fn first_turn_len(messages: &[Message]) -> Option<usize> {
+    turn_starts(messages).get(1).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(roles: &str) -> Vec<Message> {
+        let content = String::new;
+        roles
+            .chars()
+            .map(|role| match role {
+                'u' => Message::User { content: content() },
+                'n' => Message::Note { content: content() },
+                't' => Message::Tool {
+                    tool_call_id: content(),
+                    content: content(),
+                    outcome: Outcome::Succeeded,
+                    condensed: false,
+                },
+                _ => Message::Assistant { content: content(), tool_calls: Vec::new() },
+            })
+            .collect()
+    }
+
+    #[test]
+    fn row_95_turns_are_taken_whole() {
+        let all = messages("uauuaua");
+        assert_eq!(last_turns_within(&all, 4).len(), 2, "the last turn only");
+        assert_eq!(last_turns_within(&all, 5).len(), 5, "from the turn that begins with two prompts");
+        assert_eq!(last_turns_within(&all, 7).len(), 7);
+        assert_eq!(last_turns_within(&all, 1).len(), 0);
+        assert_eq!(
+            (last_turns(&all, 2).len(), last_turns(&all, 3).len(), last_turns(&all, 9).len()),
+            (5, 7, 7)
+        );
+        assert_eq!(last_turns(&all, 0).len(), 0);
+    }
+
+    #[test]
+    fn what_the_harness_says_begins_no_turn() {
+        let all = messages("unatanaua");
+        assert_eq!(last_turns(&all, 1).len(), 2);
+        assert_eq!(first_turn_len(&all), Some(7));
+        assert_eq!(first_turn_len(&messages("una")), None);
+    }
 }

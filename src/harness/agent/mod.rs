@@ -1,5 +1,10 @@
 //! The built-in harness: a model behind an OpenAI-compatible API, and tools.
-#![allow(dead_code, reason = "its parts come one by one")]
+#![allow(dead_code, unused_imports, reason = "its parts come one by one")]
 
 pub mod config;
+mod context;
+mod links;
 mod message;
+mod planning;
+mod settings;
+mod verification;

@@ -1,0 +1,5 @@
+//! What an answer is held against before it is the turn's.
+
+mod evidence;
+
+pub(super) use self::evidence::Evidence;
