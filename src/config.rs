@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::domain::approval::PermissionMode;
 use crate::domain::policy::{DeniedTools, Policy};
-use crate::harness::acp::Launcher;
+use crate::harness::child::Launcher;
 use crate::harness::{HarnessConfig, Registry};
 use crate::http::AllowedHosts;
 use crate::service::ServiceOptions;

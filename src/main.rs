@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use ostler::app::{self, App};
 use ostler::config::ServeArgs;
-use ostler::harness::acp::{self, EXEC_AGENT, ExecAgentArgs};
+use ostler::harness::child::{self, EXEC_AGENT, ExecAgentArgs};
 use ostler::{cli, operator, telemetry};
 use secrecy::ExposeSecret as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -68,7 +68,7 @@ async fn serve(args: &ServeArgs) -> ExitCode {
         }
     };
     telemetry::init(config.log_format, &config.log);
-    if let Err(error) = acp::adopt_orphans() {
+    if let Err(error) = child::adopt_orphans() {
         app::complain(&error);
         return ExitCode::FAILURE;
     }

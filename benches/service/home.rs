@@ -9,7 +9,7 @@ use ostler::clock::{Clock, Timestamp};
 use ostler::domain::scope::Role;
 use ostler::domain::session::Session;
 use ostler::harness::Registry;
-use ostler::harness::acp::Launcher;
+use ostler::harness::child::Launcher;
 use ostler::http::{HttpOptions, ServerOptions, router, serve};
 use ostler::ids::SessionKey;
 use ostler::service::{KeySpec, Service, ServiceOptions};

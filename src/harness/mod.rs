@@ -6,6 +6,7 @@
 
 pub mod acp;
 pub mod agent;
+pub mod child;
 mod fence;
 pub mod memory;
 mod registry;

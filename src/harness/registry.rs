@@ -7,7 +7,8 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::Harness;
-use super::acp::{AcpConfig, AcpHarness, Launcher, presets};
+use super::acp::{AcpConfig, AcpHarness, presets};
+use super::child::Launcher;
 use super::scripted::ScriptedHarness;
 
 /// One `[harness.NAME]` table of the operator's configuration.

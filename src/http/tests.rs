@@ -17,7 +17,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::domain::scope::{Permission, Role};
 use crate::harness::Registry;
-use crate::harness::acp::Launcher;
+use crate::harness::child::Launcher;
 use crate::ids::{ApprovalId, KeyId, SessionId, TurnId};
 use crate::service::{KeySpec, ServiceOptions};
 use crate::store::{self, Location, Seal, StoreOptions};

@@ -34,7 +34,8 @@ async fn fixture_with(faulty: Faulty) -> Fixture {
     let options = StoreOptions::new(Location::Sqlite(directory.path().join("ostler.db")));
     let store = store::open(&options, Seal::new(vec![7; 32]).unwrap()).await.unwrap();
     let mut harnesses =
-        Registry::new(&BTreeMap::new(), &crate::harness::acp::Launcher::of_this_program(Vec::new())).unwrap();
+        Registry::new(&BTreeMap::new(), &crate::harness::child::Launcher::of_this_program(Vec::new()))
+            .unwrap();
     harnesses.insert(Arc::new(faulty));
     let options = ServiceOptions {
         idle_ttl: Duration::from_millis(100),

@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::presets;
-use super::run_as::RunAs;
 use super::tool_calls::ToolCustoms;
+use crate::harness::child::{Limits, RunAs};
 use crate::harness::{ApprovalRecovery, StatePaths};
 
 /// An ACP agent: its command, its surroundings, and what it needs to hear before the first prompt.
@@ -109,21 +109,6 @@ pub struct Needs {
     /// The lowest major version of Node that runs it; absent where none is needed.
     #[serde(default)]
     pub node: Option<u32>,
-}
-
-/// Limits of the kernel, as `setrlimit` sets them. Without a number the service's own limit stays.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Limits {
-    /// Open files of one process.
-    #[serde(default)]
-    pub open_files: Option<u64>,
-    /// Processes and threads of the user, wherever they come from; root has no such limit.
-    #[serde(default)]
-    pub processes: Option<u64>,
-    /// Address space of one process, in MiB. Node reserves many times what it uses.
-    #[serde(default)]
-    pub memory_mib: Option<u64>,
 }
 
 /// A request that follows a new conversation and each one taken up.

@@ -17,7 +17,7 @@ use super::protocol::{INTERNAL_ERROR, INVALID_PARAMS, NOT_FOUND, RpcError};
 use crate::domain::event::FileOperation;
 use crate::harness::Fence;
 
-/// Larger files are neither read nor written. What is written must fit into a message, [`super::lines::LINE_MAX_BYTES`].
+/// Larger files are neither read nor written. What is written must fit into a message, [`crate::harness::child::LINE_MAX_BYTES`].
 pub(super) const FILE_MAX_BYTES: u64 = 4 << 20;
 
 /// The parameters of `fs/read_text_file`.

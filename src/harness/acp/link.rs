@@ -11,12 +11,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::connection::Connection;
-use super::lines::{LINE_MAX_BYTES, Lines};
 use super::outlet::Outlet;
 use super::permission::Questions;
-use super::process::{Pipes, Process};
 use super::pump::{Ignored, Job, Pump, open_workspace};
 use super::tool_calls::{ToolCalls, ToolCustoms};
+use crate::harness::child::{LINE_MAX_BYTES, Lines, Pipes, Process};
 use crate::harness::{EVENT_QUEUE, Fence, HarnessEvent};
 
 /// What a later process needs to take the conversation up.

@@ -3,40 +3,31 @@
 //! One process per session, started from a description of the operator's ([`AcpConfig`]). Who owns what:
 //!
 //! - `presets`, `config`, `installed`, `launch`: the agent's description, what is there of it, and its surroundings;
-//! - `exec_agent`, `sandbox`, `run_as`: the child's side of its start, in which it sets itself up before it becomes the agent;
-//! - `spawner`, `process`, `tree`, `descendants`, `stderr`: its start, its exit, and its end with everything that it has started;
-//! - `protocol`, `lines`, `connection`: messages, and the two pipes they go through;
+//! - `protocol`, `connection`: messages, and the two pipes they go through;
 //! - `handshake`: from a fresh process to an open conversation;
 //! - `pump`: everything that comes from the agent, in order, and `outlet`, its way out; `translate` and `tool_calls` say what it means;
 //! - `permission`, `files`: what the agent asks of us;
 //! - `session`: the controls, as the service holds them.
 //!
+//! The process itself, from its start to its end, is [`super::child`]'s.
+//!
 //! Instructions are not part of the protocol: they go before the first prompt of a conversation, as a block of their own.
 
 mod config;
 mod connection;
-mod descendants;
-mod exec_agent;
 mod files;
 mod handshake;
 mod installed;
 mod launch;
-mod lines;
 mod link;
 mod outlet;
 mod permission;
 pub(super) mod presets;
-mod process;
 mod protocol;
 mod pump;
-mod run_as;
-mod sandbox;
 mod session;
-mod spawner;
-mod stderr;
 mod tool_calls;
 mod translate;
-mod tree;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -47,15 +38,12 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use self::config::Places;
-pub use self::config::{AcpConfig, AfterNew, Limits, Needs};
-pub use self::exec_agent::{EXEC_AGENT, ExecAgentArgs};
+pub use self::config::{AcpConfig, AfterNew, Needs};
 use self::handshake::Opened;
-pub use self::launch::Launcher;
 use self::link::{Link, Terms};
-use self::process::Process;
 use self::pump::WRITE_TOOL;
 use self::session::AcpSession;
-pub use self::tree::adopt_orphans;
+use super::child::{self, Launcher, Pipes, Process};
 use super::{
     ApprovalRecovery, Availability, Capabilities, Harness, HarnessEvent, Introduction, Restore, StartError,
     StartOptions, Started, StatePaths,
@@ -134,7 +122,7 @@ impl AcpHarness {
         &self,
         options: &StartOptions,
         places: Places<'_>,
-    ) -> Result<(Process, process::Pipes), StartError> {
+    ) -> Result<(Process, Pipes), StartError> {
         let program = self.program().map_err(|why| self.unavailable(&why))?;
         let launch = launch::prepare(&self.config, &self.launcher, program, &options.session_id, places)
             .map_err(|error| self.failed("agent_start_failed", &format!("its state directory: {error}")))?;
@@ -206,7 +194,7 @@ impl Harness for AcpHarness {
     fn capabilities(&self) -> Capabilities {
         let restores = *self.lock_restore() != Some(Restore::None);
         Capabilities {
-            sandbox: self.config.landlock && sandbox::level() > 0,
+            sandbox: self.config.landlock && child::level() > 0,
             resumable: restores,
             approvals: true,
             host_tools: false,
@@ -254,12 +242,12 @@ impl Harness for AcpHarness {
 
     async fn end_orphans(&self, directories: &[PathBuf]) {
         if self.configured {
-            process::end_orphans(directories.to_owned()).await;
+            child::end_orphans(directories.to_owned()).await;
         }
     }
 
     async fn end_left(&self, session_id: &SessionId, directories: &[PathBuf]) {
-        process::end_left(session_id.clone(), directories.to_owned()).await;
+        child::end_left(session_id.clone(), directories.to_owned()).await;
     }
 
     async fn start(&self, options: StartOptions) -> Result<Started, StartError> {
@@ -296,7 +284,7 @@ mod tests {
         let capabilities = harness("command = [\"sh\"]").capabilities();
         assert!(capabilities.resumable && capabilities.approvals && capabilities.file_events);
         assert!(!capabilities.host_tools && !capabilities.edited_input);
-        assert_eq!(capabilities.sandbox, sandbox::level() > 0);
+        assert_eq!(capabilities.sandbox, child::level() > 0);
         assert!(!harness("command = [\"sh\"]\nlandlock = false").capabilities().sandbox);
     }
 

@@ -14,11 +14,9 @@ use tokio::time::timeout;
 
 use super::connection::{Outcome, Waiter};
 use super::files::{ReadFile, Workspace, WriteFile};
-use super::lines::{Line, Lines};
 use super::link::{Shared, State};
 use super::outlet::{Outlet, Unheard};
 use super::permission::{self, Ask, Question};
-use super::process::{Exit, Process};
 use super::protocol::{
     INTERNAL_ERROR, INVALID_PARAMS, Incoming, METHOD_NOT_FOUND, REQUEST_CANCELLED, RpcError, VALUES_MAX,
     clipped, is_too_wide,
@@ -27,6 +25,7 @@ use super::tool_calls::{ToolCalls, changed};
 use super::translate;
 use crate::domain::event::Output;
 use crate::domain::turn::Failure;
+use crate::harness::child::{Exit, Line, Lines, Process};
 use crate::harness::{ApprovalRequest, Fence, HarnessEvent, TurnOutcome};
 
 /// How long an agent that closed its output may take to exit by itself.

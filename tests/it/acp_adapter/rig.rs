@@ -10,7 +10,7 @@ use ostler::domain::approval::{Decision, PermissionMode};
 use ostler::domain::event::Output;
 use ostler::domain::policy::DeniedTools;
 use ostler::domain::turn::Prompt;
-use ostler::harness::acp::Launcher;
+use ostler::harness::child::Launcher;
 use ostler::harness::{
     Answer, ApprovalRequest, Capabilities, Continuity, Fence, Harness, HarnessConfig, HarnessError,
     HarnessEvent, HarnessSession, Registry, StartError, StartOptions, Started, TurnInput, TurnOutcome,

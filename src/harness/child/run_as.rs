@@ -25,7 +25,7 @@ impl RunAs {
     ///
     /// # Errors
     /// In words, when there is no such user, or it is root: an agent that stays root need not become anybody.
-    pub(super) fn resolve(text: &str) -> Result<Self, String> {
+    pub(in crate::harness) fn resolve(text: &str) -> Result<Self, String> {
         let user = text.parse().or_else(|_| {
             let users = fs::read_to_string("/etc/passwd").map_err(|error| format!("/etc/passwd: {error}"))?;
             Self::named(text, &users).ok_or_else(|| format!("{text:?} is neither UID:GID nor a user"))

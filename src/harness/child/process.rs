@@ -37,7 +37,7 @@ const KILL_ROUNDS: usize = 50;
 const KILL_PAUSE: Duration = Duration::from_millis(5);
 
 /// What to start, and in which surroundings.
-pub(super) struct Launch {
+pub(in crate::harness) struct Launch {
     /// The service's own program.
     pub launcher: PathBuf,
     /// What it becomes, but for the parent, which is whoever starts it.
@@ -53,7 +53,7 @@ pub(super) struct Launch {
 }
 
 /// The two pipes that the protocol runs over.
-pub(super) struct Pipes {
+pub(in crate::harness) struct Pipes {
     /// Towards the agent.
     pub stdin: ChildStdin,
     /// From the agent.
@@ -61,7 +61,7 @@ pub(super) struct Pipes {
 }
 
 /// A running agent. Dropping it kills the agent and all it started.
-pub(super) struct Process {
+pub(in crate::harness) struct Process {
     tree: Arc<Tree>,
     exit: watch::Receiver<Option<Exit>>,
     tail: Tail,
@@ -77,7 +77,7 @@ struct LastWords {
 
 /// How a process ended; empty when the system could not tell.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Exit(Option<ExitStatus>);
+pub(in crate::harness) struct Exit(Option<ExitStatus>);
 
 impl Exit {
     // None where a signal has ended it.
@@ -86,7 +86,7 @@ impl Exit {
     }
 
     /// In words that follow the command's name.
-    pub(super) fn words(self) -> String {
+    pub(in crate::harness) fn words(self) -> String {
         let Self(Some(status)) = self else { return "is gone".to_owned() };
         match (status.code(), status.signal()) {
             (Some(code), _) => format!("exited with code {code}"),
@@ -101,7 +101,7 @@ impl Process {
     ///
     /// # Errors
     /// When the system cannot start anything.
-    pub(super) async fn spawn(launch: Launch) -> io::Result<(Self, Pipes)> {
+    pub(in crate::harness) async fn spawn(launch: Launch) -> io::Result<(Self, Pipes)> {
         sandbox::tell(launch.agent.landlock);
         let runtime = Handle::current();
         spawner::run(move || {
@@ -137,7 +137,7 @@ impl Process {
     }
 
     /// Waits for the agent's own exit; by then nothing of what it started runs any more.
-    pub(super) async fn exited(&self) -> Exit {
+    pub(in crate::harness) async fn exited(&self) -> Exit {
         let mut exit = self.exit.clone();
         match exit.wait_for(Option::is_some).await {
             Ok(exit) => exit.unwrap_or(Exit(None)),
@@ -147,7 +147,7 @@ impl Process {
     }
 
     /// Ends the agent: gently, by closing its stdin, then not.
-    pub(super) async fn stop(&self, close_stdin: impl FnOnce()) {
+    pub(in crate::harness) async fn stop(&self, close_stdin: impl FnOnce()) {
         if self.has_exited() {
             return;
         }
@@ -166,7 +166,7 @@ impl Process {
     }
 
     /// Kills the agent and all it started, and returns when the agent is reaped.
-    pub(super) async fn kill(&self) {
+    pub(in crate::harness) async fn kill(&self) {
         if self.has_exited() {
             return;
         }
@@ -178,7 +178,7 @@ impl Process {
     }
 
     /// Kills the agent and all it started, without waiting for the end. Blocks for some milliseconds.
-    pub(super) fn kill_now(&self) {
+    pub(in crate::harness) fn kill_now(&self) {
         if !self.has_exited() {
             self.tree.kill_all();
         }
@@ -186,7 +186,7 @@ impl Process {
 
     /// Keeps the last words on stderr in the session's state directory, for the operator, and gives the file. They may hold
     /// anything, secrets too, and so are no part of a log. Once, whoever asks for it.
-    pub(super) async fn keep_last_words(&self) -> &str {
+    pub(in crate::harness) async fn keep_last_words(&self) -> &str {
         let kept = self.last_words.kept.get_or_init(async || {
             let drain = self.stderr.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(drain) = drain {
@@ -214,7 +214,7 @@ impl Process {
     }
 
     /// Why it ended, where it has done that by itself and before its first word. Read after [`Self::keep_last_words`].
-    pub(super) fn failure(&self) -> Option<String> {
+    pub(in crate::harness) fn failure(&self) -> Option<String> {
         let exit = (*self.exit.borrow())?;
         let stderr = self.tail.text();
         match exec_agent::complaint(exit.code(), &stderr) {
@@ -230,12 +230,12 @@ impl Process {
 
 /// Kills what the agents of a session, which has these directories to itself, have left running, and returns when nothing of it
 /// is found any more.
-pub(super) async fn end_left(session_id: SessionId, directories: Vec<PathBuf>) {
+pub(in crate::harness) async fn end_left(session_id: SessionId, directories: Vec<PathBuf>) {
     end_found(move || descendants::find_left(&session_id, &directories)).await;
 }
 
 /// Kills what agents have left running whose process of the service is gone, and who have their directories in these.
-pub(super) async fn end_orphans(directories: Vec<PathBuf>) {
+pub(in crate::harness) async fn end_orphans(directories: Vec<PathBuf>) {
     end_found(move || descendants::find_orphans(&directories)).await;
 }
 

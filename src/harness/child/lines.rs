@@ -6,10 +6,10 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
 /// No message is longer. The largest seen from real agents are a few MiB: whole files inside of diffs. A message is in memory
 /// several times while it is stored, and one agent is not to take more than its share.
-pub(super) const LINE_MAX_BYTES: usize = 8 << 20;
+pub(in crate::harness) const LINE_MAX_BYTES: usize = 8 << 20;
 
 /// Reads a pipe line by line.
-pub(super) struct Lines<R> {
+pub(in crate::harness) struct Lines<R> {
     pipe: BufReader<R>,
     line: Vec<u8>,
     max: usize,
@@ -17,7 +17,7 @@ pub(super) struct Lines<R> {
 
 /// What came from the pipe.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(in crate::harness) enum Line {
     /// A line without its end.
     Whole(Vec<u8>),
     /// One that grew beyond the limit. Nothing more can be read.
@@ -27,12 +27,12 @@ pub(super) enum Line {
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
-    pub(super) fn new(pipe: R, max: usize) -> Self {
+    pub(in crate::harness) fn new(pipe: R, max: usize) -> Self {
         Self { pipe: BufReader::with_capacity(64 << 10, pipe), line: Vec::new(), max }
     }
 
     /// The next line. Nothing is lost when the future is dropped before it is ready.
-    pub(super) async fn next(&mut self) -> io::Result<Line> {
+    pub(in crate::harness) async fn next(&mut self) -> io::Result<Line> {
         loop {
             let bytes = self.pipe.fill_buf().await?;
             if bytes.is_empty() {

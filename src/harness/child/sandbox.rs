@@ -96,7 +96,7 @@ impl Sandbox {
 }
 
 /// How much of this the kernel has: 0 for nothing, else the version of landlock, as far as it matters here.
-pub(super) fn level() -> u32 {
+pub(in crate::harness) fn level() -> u32 {
     static LEVEL: OnceLock<u32> = OnceLock::new();
     let has = |abi: &ABI| -> Result<RulesetCreated, RulesetError> {
         let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
