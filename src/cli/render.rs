@@ -146,6 +146,9 @@ fn output_lines(event: &Event) -> Option<Vec<Line>> {
             entries.iter().map(entry).collect()
         }
         "activity" => vec![line("·", Look::Dim, event.text("label"), event.text("tool").to_owned())],
+        "text.rewound" => {
+            vec![line("·", Look::Dim, "the last words are void", event.text("reason").to_owned())]
+        }
         "compaction" => vec![line("·", Look::Dim, "memory condensed", event.text("summary").to_owned())],
         "usage" => Vec::new(),
         kind if is_life(kind) => return None,

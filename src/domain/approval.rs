@@ -232,6 +232,11 @@ impl Approval {
         }
     }
 
+    /// Whether its answer was given to the harness, or was about to be, and nobody knows that it has arrived.
+    pub fn is_on_its_way(&self) -> bool {
+        self.dispatched_at.is_some() && self.delivered_at.is_none()
+    }
+
     /// The answer that the harness is still owed: none while it is pending, closed, or on its way.
     pub fn owed_answer(&self) -> Option<Decision> {
         if self.dispatched_at.is_some() {

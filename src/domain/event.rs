@@ -61,6 +61,18 @@ pub struct PlanEntry {
     pub priority: Option<String>,
 }
 
+/// Why some of an agent's words are void.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewindReason {
+    /// The model's answer broke off, and is asked for again.
+    Retried,
+    /// The process that heard it was lost, and another goes on.
+    Resumed,
+    /// It did not stand when it was verified.
+    Repaired,
+}
+
 /// A tool call as its first event shows it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ToolStart {
@@ -135,6 +147,19 @@ pub enum Output {
     Compaction {
         /// In words.
         summary: String,
+        /// What it took before, in tokens, where that is known.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tokens_before: Option<u64>,
+        /// What it takes now.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tokens_after: Option<u64>,
+    },
+    /// Of what the agent has said in this turn, the first so many characters stand: what came after them is void, and is said anew.
+    TextRewound {
+        /// In Unicode characters.
+        length: u64,
+        /// Why: the model's answer broke off, its process was lost, or the answer did not stand.
+        reason: RewindReason,
     },
     /// Tokens used since the turn began, as the harness counts them.
     Usage(Usage),
@@ -144,9 +169,9 @@ impl Output {
     /// About how many bytes it holds.
     pub fn weight(&self) -> usize {
         match self {
-            Self::TextDelta { text } | Self::ThinkingDelta { text } | Self::Compaction { summary: text } => {
-                text.len()
-            }
+            Self::TextDelta { text }
+            | Self::ThinkingDelta { text }
+            | Self::Compaction { summary: text, .. } => text.len(),
             Self::ToolStarted(start) => start.weight(),
             Self::ToolCompleted(end) => {
                 end.tool_call_id.len() + end.name.len() + weight(&end.input) + weight(&end.result)
@@ -154,7 +179,7 @@ impl Output {
             Self::FileChanged { path, summary, .. } => path.len() + summary.len(),
             Self::PlanUpdated { entries } => entries.iter().map(|entry| entry.content.len() + 64).sum(),
             Self::Activity { label, raw, .. } => label.len() + raw.as_ref().map_or(0, weight),
-            Self::Usage(_) => 0,
+            Self::Usage(_) | Self::TextRewound { .. } => 0,
         }
     }
 }
@@ -269,6 +294,7 @@ impl Output {
             Self::PlanUpdated { .. } => "plan.updated",
             Self::Activity { .. } => "activity",
             Self::Compaction { .. } => "compaction",
+            Self::TextRewound { .. } => "text.rewound",
             Self::Usage(_) => "usage",
         }
     }

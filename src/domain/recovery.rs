@@ -19,6 +19,8 @@ pub struct Stranded<'a> {
     pub output_seen: bool,
     /// Whether a new process can be told what is decided: it stands exactly where the old one stood, or asks again.
     pub keeps_questions: bool,
+    /// Whether a new process goes on with the turn by itself.
+    pub resumes: bool,
 }
 
 /// What to do about it.
@@ -34,6 +36,8 @@ pub enum RecoveryPlan {
     KeepWaiting,
     /// Bring the session back and deliver what was decided.
     Deliver,
+    /// Bring the session back: its turn goes on.
+    Resume,
     /// The turn is over, and with it its open approvals.
     End(TurnEnd),
 }
@@ -54,14 +58,22 @@ pub fn plan(stranded: &Stranded<'_>) -> RecoveryPlan {
     }
 }
 
-/// The prompt was given to the harness, or may have been. It is not given again.
+/// The prompt was given to the harness, or may have been. It is not given again, unless the harness knows that it has had no effect.
 fn plan_dispatched(stranded: &Stranded<'_>) -> RecoveryPlan {
-    let on_its_way = |a: &Approval| a.dispatched_at.is_some() && a.delivered_at.is_none();
-    if stranded.open_approvals.iter().any(on_its_way) {
-        return RecoveryPlan::End(TurnEnd::Interrupted { delivery_known: false });
-    }
+    let on_its_way = stranded.open_approvals.iter().any(Approval::is_on_its_way);
     let owed = stranded.open_approvals.iter().any(|a| a.owed_answer().is_some());
     let waiting = stranded.open_approvals.iter().any(|a| a.status == ApprovalStatus::Pending);
+    if stranded.resumes {
+        // Where a person is waited for and for nothing else, no process need wait as well.
+        return if waiting && !owed && !on_its_way {
+            RecoveryPlan::KeepWaiting
+        } else {
+            RecoveryPlan::Resume
+        };
+    }
+    if on_its_way {
+        return RecoveryPlan::End(TurnEnd::Interrupted { delivery_known: false });
+    }
     match (stranded.keeps_questions, owed, waiting) {
         (true, true, _) => RecoveryPlan::Deliver,
         (true, false, true) => RecoveryPlan::KeepWaiting,

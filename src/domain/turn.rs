@@ -144,7 +144,7 @@ impl Failure {
 }
 
 /// Tokens that a model used. `complete` is false when a turn ended without a word about its usage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens read.
     pub input_tokens: u64,

@@ -45,6 +45,17 @@ pub enum ApprovalRecovery {
     None,
 }
 
+/// What becomes of a turn whose process has died, where nobody is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TurnRecovery {
+    /// A new process goes on with it by itself: it knows each step that was taken, and takes none twice. Where a step may or may not
+    /// have been taken, it ends the turn as interrupted.
+    Resume,
+    /// It is interrupted.
+    Interrupt,
+}
+
 /// What a harness can do. What it cannot is refused with a clear code, never skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
@@ -64,6 +75,8 @@ pub struct Capabilities {
     pub instructions: bool,
     /// What becomes of an approval whose process has died.
     pub approval_recovery: ApprovalRecovery,
+    /// What becomes of a turn whose process has died.
+    pub recovery: TurnRecovery,
 }
 
 /// Whether a harness can be started on this machine.
@@ -138,7 +151,8 @@ pub trait Harness: Send + Sync {
         None
     }
 
-    /// Checks a session's settings and gives them back complete, with defaults filled in. Unknown keys are refused.
+    /// Checks a session's settings and gives them back complete, with defaults filled in. Unknown keys are refused. Null is what a
+    /// caller gives that says nothing of them.
     ///
     /// # Errors
     /// All complaints, in words that name the key.
@@ -194,8 +208,9 @@ pub struct StartOptions {
     /// What [`HarnessEvent::Checkpoint`] or [`HarnessSession::detach`] gave last.
     pub resume: Option<Value>,
     /// The turn that the service still waits for the end of. A turn that `resume` knows as being at work goes on if it is
-    /// this one, its open questions asked again under the same ids; any other has been given up and is dropped.
-    pub open_turn: Option<TurnId>,
+    /// this one, its open questions asked again under the same ids; any other has been given up and is dropped. A harness whose
+    /// turns are resumed begins this one where `resume` does not know it: no step of it was taken then.
+    pub open_turn: Option<TurnInput>,
     /// What an adapter does by itself, in files above all, it does only while this says so.
     pub fence: Fence,
 }
@@ -210,6 +225,9 @@ pub struct Started {
     pub continuity: Continuity,
     /// The runtime's own id of the conversation.
     pub native_id: Option<String>,
+    /// The questions of the turn that goes on which wait for an answer, by the runtime's own ids, of a harness whose turns are resumed:
+    /// an answer that was given to an earlier process and is not known here has had no effect.
+    pub waits_for: Vec<String>,
 }
 
 /// How a new process relates to the conversation so far.
@@ -366,6 +384,8 @@ pub enum TurnOutcome {
     Failed(Failure),
     /// Because it was cancelled.
     Cancelled,
+    /// Because something that it had begun may or may not have been done, by a process that is lost.
+    Interrupted,
 }
 
 /// A runtime could not be started.

@@ -47,6 +47,8 @@ pub struct CapabilitiesSchema {
     instructions: bool,
     /// What becomes of an approval whose process has died: exact, reask or none.
     approval_recovery: String,
+    /// What becomes of a turn whose process has died while nobody was waited for: resume or interrupt.
+    recovery: String,
 }
 
 /// An agent runtime.

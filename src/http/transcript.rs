@@ -176,6 +176,7 @@ impl Fold {
         let speaks = event.kind == "text.delta";
         match event.kind.as_str() {
             "text.delta" => self.speak(text_of(&data, "text"), event.at),
+            "text.rewound" => self.rewind(&data),
             "tool.started" => self.tool(&data, "started", event.at),
             "tool.completed" => self.tool(&data, &text_of(&data, "status"), event.at),
             kind if kind.starts_with("approval.") => self.approval(&data, event.at),
@@ -188,6 +189,27 @@ impl Fold {
         match self.messages.last_mut() {
             Some(Message::Assistant { text, .. }) if self.speaking => text.push_str(&more),
             _ => self.messages.push(Message::Assistant { turn_id: self.turn_id.clone(), text: more, at }),
+        }
+    }
+
+    /// The last words are void: what the agent has said in all is so long. They come after everything else that it did.
+    fn rewind(&mut self, data: &Value) {
+        let Some(length) = data["length"].as_u64() else { return };
+        let said = |message: &Message| match message {
+            Message::Assistant { text, .. } => text.chars().count() as u64,
+            _ => 0,
+        };
+        let mut void = self.messages.iter().map(said).sum::<u64>().saturating_sub(length);
+        while void > 0
+            && let Some(Message::Assistant { text, .. }) = self.messages.last_mut()
+        {
+            let stays = (text.chars().count() as u64).saturating_sub(void);
+            void = void.saturating_sub(text.chars().count() as u64);
+            let end = text.char_indices().nth(usize::try_from(stays).unwrap_or(usize::MAX));
+            text.truncate(end.map_or(text.len(), |(end, _)| end));
+            if text.is_empty() {
+                self.messages.pop();
+            }
         }
     }
 
@@ -312,6 +334,24 @@ mod tests {
             ]),
             json!([said(), {"role": "assistant", "text": "ab"}, {"role": "assistant", "text": "c"}])
         );
+    }
+
+    #[test]
+    fn words_that_are_void_are_not_shown() {
+        let text = |text: &str| ("text.delta", json!({"text": text}));
+        let rewound = |length: u64| ("text.rewound", json!({"length": length, "reason": "retried"}));
+        let shown = |events: &[_]| {
+            let messages = folded(events);
+            let texts = messages.as_array().unwrap().iter().map(|message| message["text"].clone());
+            texts.skip(1).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(&[text("é"), text("bc"), rewound(1), text("d")]), [json!("é"), json!("d")]);
+        assert_eq!(
+            shown(&[text("ab"), ("activity", json!({})), text("cd"), rewound(1), text("e")]),
+            [json!("a"), json!("e")]
+        );
+        assert_eq!(shown(&[text("ab"), rewound(0)]), [] as [Value; 0]);
+        assert_eq!(shown(&[text("ab"), rewound(9)]), [json!("ab")]);
     }
 
     #[test]

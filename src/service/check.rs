@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{Service, ServiceError, ServiceResult, workspace};
 use crate::domain::approval::PermissionMode;
@@ -77,7 +77,7 @@ impl Service {
         harness: &dyn Harness,
         id: &SessionId,
     ) -> ServiceResult<Result<Introduction, Failure>> {
-        let settings = match harness.validate(&Value::Object(Map::new())) {
+        let settings = match harness.validate(&Value::Null) {
             Ok(settings) => settings,
             Err(complaints) => return Ok(Err(Failure::new("invalid_input", complaints.join("; ")))),
         };

@@ -135,9 +135,7 @@ impl Service {
             complaints.push(format!("prompt: {blank}"));
             None
         });
-        let settings =
-            if input.settings.is_null() { Value::Object(serde_json::Map::new()) } else { input.settings };
-        let settings = harness.validate(&settings).unwrap_or_else(|wrong| {
+        let settings = harness.validate(&input.settings).unwrap_or_else(|wrong| {
             complaints.extend(wrong.into_iter().map(|complaint| format!("settings.{complaint}")));
             Value::Null
         });

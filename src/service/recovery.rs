@@ -154,8 +154,11 @@ impl Service {
         tracing::info!(session = %rows.session.id, plan = ?planned, "recovering a session");
         let mut change = Change::held(&rows.session, &lease, self.clock.now());
         change.set.release = true;
-        let stands_still = matches!(planned, RecoveryPlan::KeepWaiting | RecoveryPlan::Deliver)
-            && self.restores_exactly(&rows.session);
+        let stands_still = match planned {
+            RecoveryPlan::Resume => true,
+            RecoveryPlan::KeepWaiting | RecoveryPlan::Deliver => self.restores_exactly(&rows.session),
+            _ => false,
+        };
         if let Some(turn) = rows.current_turn().filter(|_| !stands_still) {
             change.events = so_far.close_calls(turn, change.set.at);
         }
@@ -192,6 +195,7 @@ impl Service {
             open_approvals: &rows.open,
             output_seen: so_far.any,
             keeps_questions: self.keeps_questions(&rows.session),
+            resumes: self.resumes(&rows.session),
         })
     }
 }
@@ -202,7 +206,7 @@ fn carry_out(change: &mut Change, rows: &Rows, plan: &RecoveryPlan, so_far: SoFa
     let (text, usage) = if so_far.any { (Some(so_far.text), so_far.usage) } else { (None, None) };
     match plan {
         RecoveryPlan::Release | RecoveryPlan::KeepWaiting => Ok(false),
-        RecoveryPlan::RunQueued | RecoveryPlan::Deliver => Ok(true),
+        RecoveryPlan::RunQueued | RecoveryPlan::Deliver | RecoveryPlan::Resume => Ok(true),
         RecoveryPlan::Fulfil(wish) => {
             end_all_turns(change, &rows.session, &rows.open, &rows.queued, text, usage);
             match wish {

@@ -9,8 +9,7 @@ use crate::domain::agent_files::FilesDigest;
 use crate::domain::event::EventBody;
 use crate::domain::session::Session;
 use crate::domain::turn::Failure;
-use crate::harness::{Continuity, Fence, Harness, StartError, StartOptions, memory};
-use crate::ids::TurnId;
+use crate::harness::{Continuity, Fence, Harness, StartError, StartOptions, TurnInput, memory};
 use crate::store::StoreError;
 
 /// How long a disk may take to be brought up to date.
@@ -39,7 +38,7 @@ impl Service {
     pub(super) async fn prepare(
         &self,
         session: &Session,
-        open_turn: Option<TurnId>,
+        open_turn: Option<TurnInput>,
         harness: &dyn Harness,
     ) -> ServiceResult<Result<Preparation, StartError>> {
         let (store, lost) = (Arc::clone(&self.store), self.membership.term().lost);

@@ -48,6 +48,7 @@ impl SoFar {
         self.any = true;
         match output {
             Output::TextDelta { text } => self.say(text),
+            Output::TextRewound { length, .. } => self.rewind(*length),
             Output::Usage(usage) => self.usage = Some(*usage),
             Output::ToolStarted(start) => self.begin(start.clone()),
             Output::ToolCompleted(end) => self.end(&end.tool_call_id),
@@ -61,6 +62,12 @@ impl SoFar {
             "text.delta" => {
                 let data = serde_json::from_str::<Value>(&event.data).unwrap_or_default();
                 self.say(data["text"].as_str().unwrap_or_default());
+            }
+            "text.rewound" => {
+                let data = serde_json::from_str::<Value>(&event.data).unwrap_or_default();
+                if let Some(length) = data["length"].as_u64() {
+                    self.rewind(length);
+                }
             }
             "tool.started" => {
                 if let Ok(ToolData { tool_call_id, name, kind, input }) = serde_json::from_str(&event.data) {
@@ -79,6 +86,13 @@ impl SoFar {
     fn say(&mut self, text: &str) {
         let room = TEXT_MAX.saturating_sub(self.text.len());
         self.text.push_str(&text[..text.floor_char_boundary(room)]);
+    }
+
+    fn rewind(&mut self, length: u64) {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if let Some((end, _)) = self.text.char_indices().nth(length) {
+            self.text.truncate(end);
+        }
     }
 
     fn begin(&mut self, mut start: ToolStart) {
@@ -144,6 +158,7 @@ mod tests {
 
     use super::*;
     use crate::clock::Timestamp;
+    use crate::domain::event::RewindReason;
 
     fn event(kind: &str, data: &Value) -> Event {
         Event { seq: 1, kind: kind.into(), turn_id: None, at: Timestamp(0), data: data.to_string() }
@@ -193,6 +208,25 @@ mod tests {
             assert_eq!((lost.tool_call_id.as_str(), lost.status), ("b", ToolStatus::Failed));
             assert_eq!(lost.input, json!({"command": "b"}));
             assert!(so_far.end_open_calls().is_empty());
+        }
+    }
+
+    #[test]
+    fn words_that_are_void_are_not_what_was_said() {
+        let (mut heard, mut read) = (SoFar::default(), SoFar::default());
+        let rewound = |length| Output::TextRewound { length, reason: RewindReason::Retried };
+        let say = |text: &str| Output::TextDelta { text: text.into() };
+        for (output, text) in [
+            (say("één "), "één "),
+            (say("broken off"), "één broken off"),
+            (rewound(4), "één "),
+            (say("whole"), "één whole"),
+            (rewound(100), "één whole"),
+            (rewound(0), ""),
+        ] {
+            heard.take(&output);
+            read.read(&event(output.kind(), &serde_json::to_value(&output).unwrap()));
+            assert_eq!((heard.text.as_str(), read.text.as_str()), (text, text));
         }
     }
 

@@ -28,6 +28,7 @@ fn dispatched<'a>(state: &'a SessionState, approvals: &'a [Approval], exact: boo
         open_approvals: approvals,
         output_seen: true,
         keeps_questions: exact,
+        resumes: false,
     }
 }
 
@@ -49,6 +50,24 @@ fn f05_a_queued_turn_is_run() {
 fn row_70_a_dispatched_turn_is_interrupted_and_says_whether_its_prompt_had_arrived() {
     assert_eq!(plan(&dispatched(&RUNNING, &[], true)), BROKEN_OFF);
     assert_eq!(plan(&Stranded { output_seen: false, ..dispatched(&RUNNING, &[], true) }), LOST);
+}
+
+#[test]
+fn a_turn_that_can_be_resumed_goes_on_unless_a_person_alone_is_waited_for() {
+    fn resumed(state: &SessionState, approvals: &[Approval]) -> RecoveryPlan {
+        plan(&Stranded { resumes: true, ..dispatched(state, approvals, true) })
+    }
+    assert_eq!(resumed(&RUNNING, &[]), RecoveryPlan::Resume);
+    let pending = approval(ApprovalStatus::Pending, false);
+    assert_eq!(resumed(&AWAITING, std::slice::from_ref(&pending)), RecoveryPlan::KeepWaiting);
+    for decided in [approval(ApprovalStatus::Approved, false), approval(ApprovalStatus::Denied, true)] {
+        let open = [pending.clone(), decided];
+        assert_eq!(resumed(&AWAITING, &open), RecoveryPlan::Resume);
+    }
+    let first = Stranded { resumes: true, output_seen: false, ..dispatched(&RUNNING, &[], false) };
+    assert_eq!(plan(&first), RecoveryPlan::Resume, "also before anything was stored");
+    let unwanted = Stranded { wish: Some(Wish::Cancel), ..first };
+    assert_eq!(plan(&unwanted), RecoveryPlan::End(TurnEnd::Cancelled));
 }
 
 #[test]

@@ -46,7 +46,7 @@ use self::session::AcpSession;
 use super::child::{self, Launcher, Pipes, Process};
 use super::{
     ApprovalRecovery, Availability, Capabilities, Harness, HarnessEvent, Introduction, Restore, StartError,
-    StartOptions, Started, StatePaths,
+    StartOptions, Started, StatePaths, TurnRecovery,
 };
 use crate::domain::approval::hex;
 use crate::domain::turn::Failure;
@@ -203,6 +203,7 @@ impl Harness for AcpHarness {
             instructions: true,
             // Whoever does not know the conversation cannot be told how a question of it was answered.
             approval_recovery: if restores { self.config.approval_recovery } else { ApprovalRecovery::None },
+            recovery: TurnRecovery::Interrupt,
         }
     }
 
@@ -254,7 +255,7 @@ impl Harness for AcpHarness {
         let (link, events, opened) = self.open(&options).await?;
         let (continuity, native_id) = (opened.continuity.clone(), Some(opened.session_id.clone()));
         let session = Box::new(AcpSession::new(link, opened, self.config.restart_after_cancel));
-        Ok(Started { session, events, continuity, native_id })
+        Ok(Started { session, events, continuity, native_id, waits_for: Vec::new() })
     }
 
     async fn introduce(&self, options: StartOptions) -> Result<Introduction, StartError> {

@@ -32,7 +32,7 @@ pub(super) fn outputs(update: Value, calls: &mut ToolCalls, roots: &Roots) -> Ve
         Some("tool_call" | "tool_call_update") => calls.update(update, roots),
         Some("plan") => vec![Output::PlanUpdated { entries: plan(&update["entries"]) }],
         Some("compaction_update") if update["status"] == "completed" => {
-            vec![Output::Compaction { summary: texts(&update["summary"]) }]
+            vec![compaction(texts(&update["summary"]))]
         }
         Some(
             "user_message_chunk"
@@ -104,6 +104,10 @@ fn activity(update: Value) -> Output {
     Output::Activity { label, tool: None, raw: Some(kept(update, KEPT_MAX_BYTES)) }
 }
 
+fn compaction(summary: String) -> Output {
+    Output::Compaction { summary, tokens_before: None, tokens_after: None }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -148,7 +152,7 @@ mod tests {
             (
                 json!({"sessionUpdate": "compaction_update", "compactionId": "c", "status": "completed",
                     "summary": [{"type": "text", "text": "Short"}, {"type": "text", "text": "story"}]}),
-                Some(Output::Compaction { summary: "Short\nstory".into() }),
+                Some(compaction("Short\nstory".into())),
             ),
         ] {
             assert_eq!(one(update.clone()), output.into_iter().collect::<Vec<_>>(), "{update}");

@@ -22,7 +22,7 @@ use self::state::State;
 use self::workspace::Workspace;
 use super::{
     ApprovalRecovery, Availability, Capabilities, Continuity, Harness, StartError, StartOptions, Started,
-    task,
+    TurnRecovery, task,
 };
 use crate::domain::turn::Failure;
 use crate::ids::TurnId;
@@ -58,6 +58,7 @@ impl Harness for ScriptedHarness {
             edited_input: true,
             instructions: true,
             approval_recovery: ApprovalRecovery::Exact,
+            recovery: TurnRecovery::Interrupt,
         }
     }
     fn availability(&self) -> Availability {
@@ -79,12 +80,13 @@ impl Harness for ScriptedHarness {
         let workspace = Workspace::open(options.workspace, options.fence)
             .await
             .map_err(|error| failed("workspace_unavailable", format!("the workspace: {error}")))?;
-        let (mut state, continuity) = take_up(options.resume, options.open_turn.as_ref());
+        let (mut state, continuity) =
+            take_up(options.resume, options.open_turn.map(|turn| turn.turn_id).as_ref());
         state.instructions = options.instructions.or(state.instructions);
 
         let (denied, token_delay) = (options.denied_tools, Duration::from_millis(delay));
         let (session, events) = task::spawn(Script { state, workspace, denied, token_delay });
-        Ok(Started { session, events, continuity, native_id: None })
+        Ok(Started { session, events, continuity, native_id: None, waits_for: Vec::new() })
     }
 }
 
@@ -99,6 +101,9 @@ fn take_up(resume: Option<Value>, open_turn: Option<&TurnId>) -> (State, Continu
 
 /// Reads the settings, and names all that is wrong with them at once.
 fn token_delay(settings: &Value) -> Result<u64, Vec<String>> {
+    if settings.is_null() {
+        return Ok(TOKEN_DELAY_DEFAULT);
+    }
     let Value::Object(settings) = settings else {
         return Err(vec!["settings: must be an object".to_owned()]);
     };

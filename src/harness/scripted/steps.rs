@@ -26,7 +26,9 @@ impl Task<Script> {
             Step::Plan { entries } => self.plan(entries).await,
             Step::Usage { input_tokens, output_tokens } => self.usage(input_tokens, output_tokens).await,
             Step::Activity { label } => self.put(Output::Activity { label, tool: None, raw: None }).await,
-            Step::Compact { summary } => self.put(Output::Compaction { summary }).await,
+            Step::Compact { summary } => {
+                self.put(Output::Compaction { summary, tokens_before: None, tokens_after: None }).await
+            }
             Step::Remember { word } => {
                 self.runtime.state.words.push(word);
                 self.checkpoint(None).await

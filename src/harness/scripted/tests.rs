@@ -46,6 +46,7 @@ struct Seen {
 fn options(workspace: &TempDir, resume: Option<Value>) -> StartOptions {
     let open_turn =
         resume.as_ref().and_then(|state| state["turn"]["turn_id"].as_str()).and_then(TurnId::parse);
+    let open_turn = open_turn.map(|turn_id| TurnInput { turn_id, prompt: Prompt::Text("x".to_owned()) });
     StartOptions {
         open_turn,
         session_id: SessionId::mint(),

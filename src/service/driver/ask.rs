@@ -69,12 +69,38 @@ impl Driver {
 
     /// A question that an earlier process of the same turn has asked.
     async fn known_question(&self, turn: &TurnId, native_id: &str) -> ServiceResult<Option<Approval>> {
+        let known = self.known_questions(turn).await?;
+        Ok(known.into_iter().find(|known| known.native_id == native_id))
+    }
+
+    /// The questions that processes of this turn have asked, as many as can be open.
+    async fn known_questions(&self, turn: &TurnId) -> ServiceResult<Vec<Approval>> {
         let session = self.read().await?.session;
         let filter = ApprovalFilter { session_id: Some(session.id), ..ApprovalFilter::default() };
         let scope = Scope::Org { org: session.org_id };
         let page = PageRequest { limit: 200, before: None };
         let known = self.service.store.list_approvals(&scope, &filter, page).await?;
-        Ok(known.rows.into_iter().find(|known| known.turn_id == *turn && known.native_id == native_id))
+        Ok(known.rows.into_iter().filter(|known| known.turn_id == *turn).collect())
+    }
+
+    /// Answers that an earlier process was given, or was about to be: the harness that goes on knows which of them have arrived there.
+    /// The others have had no effect, and are given to it.
+    pub(super) async fn settle_earlier_answers(&mut self, turn: &TurnId) -> ServiceResult<()> {
+        let waits_for = self.harness.as_mut().map(|harness| std::mem::take(&mut harness.waits_for));
+        let waits_for = waits_for.unwrap_or_default();
+        let given = |known: &Approval| known.dispatched_at.is_some();
+        for known in self.known_questions(turn).await?.into_iter().filter(given) {
+            if waits_for.contains(&known.native_id) {
+                let native_id = known.native_id.clone();
+                self.give_answer(known, native_id).await?;
+            } else if known.is_on_its_way() {
+                self.close_answer(&known, AnswerEnd::Delivered).await?;
+            }
+            if self.work.is_none() {
+                return Ok(());
+            }
+        }
+        self.go_on_unless_waiting().await
     }
 
     /// There is no turn that a person could be shown; the harness is told no, and the log says so.
@@ -155,7 +181,10 @@ impl Driver {
         match self.ask_harness(|harness| harness.answer(told)).await {
             Ok(()) => {
                 fault::point("answer.given");
-                self.close_answer(&dispatched, AnswerEnd::Delivered).await?;
+                // An earlier process may have had it before.
+                if dispatched.delivered_at.is_none() {
+                    self.close_answer(&dispatched, AnswerEnd::Delivered).await?;
+                }
                 self.go_on_unless_waiting().await
             }
             Err(failure) if failure.code == NOT_ASKED => {

@@ -133,7 +133,8 @@ impl Driver {
         Ok(true)
     }
 
-    /// The service goes down while a question waits: a later process will be told the answer. What is left is to let go.
+    /// The service goes down while a question waits, or in the middle of a turn that a later process goes on with. What is left is to
+    /// let go.
     pub(super) async fn suspend(&mut self) -> ServiceResult<()> {
         self.stop_harness().await;
         self.leave_question().await

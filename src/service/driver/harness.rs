@@ -12,8 +12,9 @@ use crate::domain::event::Output;
 use crate::domain::session::{OnContextLoss, Session};
 use crate::domain::turn::{Failure, Turn, TurnEnd};
 use crate::fault;
-use crate::harness::{Continuity, HarnessError, HarnessEvent, HarnessSession, StartError, Started};
-use crate::ids::TurnId;
+use crate::harness::{
+    Continuity, HarnessError, HarnessEvent, HarnessSession, StartError, Started, TurnInput,
+};
 use crate::service::rehydrate::{Preparation, continuity_event, lost_context};
 use crate::service::{Counters, ServiceResult};
 
@@ -32,6 +33,8 @@ pub(super) struct RunningHarness {
     backlog: VecDeque<HarnessEvent>,
     /// It took the conversation up from another process, for the turn that it is given first.
     pub(super) rehydrated: bool,
+    /// See [`Started::waits_for`].
+    pub(super) waits_for: Vec<String>,
 }
 
 impl RunningHarness {
@@ -112,7 +115,7 @@ impl Driver {
     pub(super) async fn start_harness(
         &mut self,
         session: &Session,
-        open_turn: Option<TurnId>,
+        open_turn: Option<TurnInput>,
     ) -> ServiceResult<Option<Continuity>> {
         self.memory.begin(None, None);
         let started = match self.service.harness_of(session) {
@@ -169,11 +172,16 @@ impl Driver {
     }
 
     async fn welcome(&mut self, session: &Session, started: Started) -> ServiceResult<Continuity> {
-        let Started { session: controls, events, continuity, native_id } = started;
+        let Started { session: controls, events, continuity, native_id, waits_for } = started;
         fault::point("harness.started");
         let rehydrated = matches!(continuity, Continuity::Exact | Continuity::Restored);
-        self.harness =
-            Some(RunningHarness { session: controls, events, backlog: VecDeque::new(), rehydrated });
+        self.harness = Some(RunningHarness {
+            session: controls,
+            events,
+            backlog: VecDeque::new(),
+            rehydrated,
+            waits_for,
+        });
         let body = continuity_event(session, &continuity);
         let event = body.map(|body| self.event(body));
         self.commit(|change, _| {
@@ -204,6 +212,6 @@ async fn refuse_fresh(session: &Session, started: Started) -> Result<Started, St
 }
 
 /// The prompt of a turn, as the harness takes it.
-pub(super) fn input_of(turn: &Turn) -> crate::harness::TurnInput {
-    crate::harness::TurnInput { turn_id: turn.id.clone(), prompt: turn.prompt.clone() }
+pub(super) fn input_of(turn: &Turn) -> TurnInput {
+    TurnInput { turn_id: turn.id.clone(), prompt: turn.prompt.clone() }
 }

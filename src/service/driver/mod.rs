@@ -31,7 +31,7 @@ use crate::clock::Timestamp;
 use crate::domain::event::{EventBody, NewEvent};
 use crate::domain::lease::Lease;
 use crate::domain::session::Session;
-use crate::harness::ApprovalRecovery;
+use crate::harness::{ApprovalRecovery, TurnRecovery};
 use crate::store::{Change, Commit, StoreError};
 
 /// How long a driver tries again when the database cannot be used, before it gives its harness up.
@@ -168,6 +168,7 @@ impl Driver {
             put_away: self.live.wants_put_away(),
             closing: self.service.closing.is_cancelled(),
             keeps_questions: self.service.keeps_questions(session),
+            resumes: self.service.resumes(session),
         }
     }
 
@@ -334,6 +335,12 @@ impl Service {
     /// Whether a new process of the session's harness would stand exactly where the last one stood.
     pub(super) fn restores_exactly(&self, session: &Session) -> bool {
         self.approval_recovery(session) == ApprovalRecovery::Exact
+    }
+
+    /// Whether a new process of the session's harness goes on with a turn by itself.
+    pub(super) fn resumes(&self, session: &Session) -> bool {
+        let harness = self.harnesses.get(&session.harness);
+        harness.is_some_and(|harness| harness.capabilities().recovery == TurnRecovery::Resume)
     }
 
     fn approval_recovery(&self, session: &Session) -> ApprovalRecovery {

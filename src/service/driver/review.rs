@@ -19,6 +19,8 @@ pub(super) struct Posture {
     pub(super) closing: bool,
     /// Whether a new harness can be told what is decided of a question that the last one asked.
     pub(super) keeps_questions: bool,
+    /// Whether a new harness goes on with the turn by itself.
+    pub(super) resumes: bool,
 }
 
 /// The next step.
@@ -36,7 +38,7 @@ pub(super) enum Step {
     Deliver(Box<Approval>),
     /// Give the queued turn to a harness, starting one where none runs.
     Start,
-    /// Start a harness that stands in the middle of the turn, to tell it what was decided.
+    /// Start a harness that stands in the middle of the turn, to tell it what was decided, or to go on.
     TakeUp,
     /// Put the session away.
     PutAway(StopCause),
@@ -59,6 +61,10 @@ pub(super) fn next_step(session: &Session, open: &[Approval], posture: Posture) 
 
 fn owed(open: &[Approval], turn: Ordinal) -> Option<&Approval> {
     open.iter().find(|approval| approval.turn == turn && approval.owed_answer().is_some())
+}
+
+fn on_its_way(open: &[Approval], turn: Ordinal) -> bool {
+    open.iter().any(|approval| approval.turn == turn && approval.is_on_its_way())
 }
 
 fn waits(open: &[Approval], turn: Ordinal) -> bool {
@@ -92,7 +98,9 @@ fn step_unattended(session: &Session, open: &[Approval], turn: Ordinal, posture:
     match (queued, owed(open, turn)) {
         (true, _) => Step::Start,
         (false, Some(_)) if posture.keeps_questions => Step::TakeUp,
+        (false, None) if posture.resumes && on_its_way(open, turn) => Step::TakeUp,
         (false, None) if waits(open, turn) && posture.keeps_questions => Step::Leave,
+        (false, None) if posture.resumes => Step::TakeUp,
         (false, _) => Step::EndUnattended,
     }
 }

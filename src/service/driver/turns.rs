@@ -7,7 +7,7 @@ use super::Driver;
 use super::harness::{RunningHarness, input_of};
 use super::work::{Ending, Work};
 use crate::clock::Timestamp;
-use crate::domain::approval::ApprovalStatus;
+use crate::domain::approval::{Approval, ApprovalStatus};
 use crate::domain::event::{EventBody, NewEvent, Output};
 use crate::domain::session::{Session, Wish};
 use crate::domain::turn::{Failure, TurnEnd, TurnStatus, Usage};
@@ -70,7 +70,11 @@ impl Driver {
         let so_far = self.service.so_far(session.key, &turn).await?;
         self.work = Some(Work::taken_up(&turn, so_far, session.limits.turn()));
         self.live.works();
-        match self.start_harness(session, Some(turn.id.clone())).await? {
+        match self.start_harness(session, Some(input_of(&turn))).await? {
+            Some(Continuity::Exact) if self.service.resumes(session) => {
+                self.note_taken_up().await?;
+                self.settle_earlier_answers(&turn.id).await
+            }
             Some(Continuity::Exact) => self.note_taken_up().await,
             Some(Continuity::Restored) => {
                 self.note_taken_up().await?;
@@ -143,6 +147,9 @@ impl Driver {
             return self.kill_turn().await;
         }
         if self.closing_until.is_some_and(|until| until <= now) {
+            if self.service.resumes(&self.read().await?.session) {
+                return self.suspend().await;
+            }
             self.stop_harness().await;
             return self.end_turn(TurnEnd::Interrupted { delivery_known: true }).await;
         }
@@ -218,6 +225,7 @@ impl Driver {
             (_, Some(asked)) => asked,
             (TurnOutcome::Failed(failure), None) => TurnEnd::Failed(failure),
             (TurnOutcome::Cancelled, None) => TurnEnd::Cancelled,
+            (TurnOutcome::Interrupted, None) => TurnEnd::Interrupted { delivery_known: true },
         };
         self.close_promises().await?;
         self.end_turn(end).await
@@ -234,7 +242,7 @@ impl Driver {
         // What waits is stored first: whether the call can be restored depends on the last state.
         self.save_state().await?;
         let rows = self.read().await?;
-        let on_its_way = rows.open.iter().any(|a| a.dispatched_at.is_some() && a.delivered_at.is_none());
+        let on_its_way = rows.open.iter().any(Approval::is_on_its_way);
         if on_its_way {
             return self.end_turn(TurnEnd::Interrupted { delivery_known: false }).await;
         }

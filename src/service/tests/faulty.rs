@@ -62,6 +62,7 @@ impl Harness for Faulty {
             edited_input: false,
             instructions: false,
             approval_recovery: ApprovalRecovery::None,
+            recovery: crate::harness::TurnRecovery::Interrupt,
         }
     }
     fn availability(&self) -> Availability {
@@ -76,7 +77,13 @@ impl Harness for Faulty {
         }
         let (events, receiver) = mpsc::channel(8);
         let session = Box::new(Live { faulty: self.clone(), events });
-        Ok(Started { session, events: receiver, continuity: Continuity::New, native_id: None })
+        Ok(Started {
+            session,
+            events: receiver,
+            continuity: Continuity::New,
+            native_id: None,
+            waits_for: Vec::new(),
+        })
     }
 }
 

@@ -595,6 +595,7 @@ fn word(event: &HarnessEvent) -> Option<String> {
             format!("failed {}: {}", failure.code, failure.message)
         }
         HarnessEvent::TurnEnded(TurnOutcome::Cancelled) => "cancelled".to_owned(),
+        HarnessEvent::TurnEnded(TurnOutcome::Interrupted) => "interrupted".to_owned(),
         HarnessEvent::Exited(failure) => format!("exited {}", failure.code),
     })
 }

@@ -292,7 +292,8 @@ async fn a_turn_that_the_service_gave_up_is_dropped_even_where_it_waits() {
     let seen = live.asked(1).await;
     let mut stored = seen.state().clone();
     stored["turn"]["turn_id"] = json!("trn_00000000000000000000000000000000");
-    let options = StartOptions { open_turn: Some(TurnId::mint()), ..options(&live.workspace, Some(stored)) };
+    let another = TurnInput { turn_id: TurnId::mint(), prompt: Prompt::Text("x".to_owned()) };
+    let options = StartOptions { open_turn: Some(another), ..options(&live.workspace, Some(stored)) };
     let started = ScriptedHarness.start(options).await.map_err(|error| error.to_string()).unwrap();
     (live.session, live.events) = (started.session, started.events);
     assert_eq!(code(live.answer("q1", Decision::Approve).await), "approval_unknown");

@@ -116,7 +116,7 @@ async fn plan_activity_and_compact_are_told() {
     let expected = [
         Output::PlanUpdated { entries: vec![entry("Look"), entry("Act")] },
         Output::Activity { label: "looks around".to_owned(), tool: None, raw: None },
-        Output::Compaction { summary: "all so far".to_owned() },
+        Output::Compaction { summary: "all so far".to_owned(), tokens_before: None, tokens_after: None },
     ];
     assert_eq!(seen.outputs, expected);
 }

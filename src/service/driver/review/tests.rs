@@ -72,6 +72,19 @@ fn a_turn_without_a_harness_is_started_taken_up_kept_or_ended_by_what_is_known_o
 }
 
 #[test]
+fn a_turn_that_can_be_resumed_is_taken_up_unless_a_person_alone_is_waited_for() {
+    let resumes = Posture { resumes: true, ..alone() };
+    let dispatched = busy(TurnStatus::Running, None);
+    let pending = approval(ONE, ApprovalStatus::Pending);
+    let on_its_way = Approval { dispatched_at: Some(AT), ..approval(ONE, ApprovalStatus::Approved) };
+    assert_eq!(next_step(&dispatched, &[], resumes), Step::TakeUp);
+    assert_eq!(next_step(&dispatched, &[pending.clone(), on_its_way], resumes), Step::TakeUp);
+    assert_eq!(next_step(&dispatched, &[pending], resumes), Step::Leave);
+    assert_eq!(next_step(&dispatched, &[], Posture { closing: true, ..resumes }), Step::Leave);
+    assert_eq!(next_step(&busy(TurnStatus::Running, Some(Wish::Cancel)), &[], resumes), Step::EndUnattended);
+}
+
+#[test]
 fn going_down_a_question_is_suspended_where_it_can_be_restored_and_nothing_new_is_begun() {
     let pending = [approval(ONE, ApprovalStatus::Pending)];
     let closing = |posture| Posture { closing: true, ..posture };
