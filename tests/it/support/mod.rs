@@ -2,6 +2,8 @@
 //! event streams.
 
 pub mod api;
+#[path = "../../fake_model/chat.rs"]
+pub mod chat_model;
 pub mod disks;
 pub mod fake_agent;
 pub mod fleet;
