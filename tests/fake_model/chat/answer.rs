@@ -54,9 +54,9 @@ impl Answer {
     pub(super) fn to(request: &Value) -> Self {
         let (step, key) = step_for(request);
         Self {
+            streams: request["stream"] == true && !step.whole,
             step,
             key,
-            streams: request["stream"] == true,
             counts: request["stream_options"]["include_usage"] == true,
             model: quoted(request["model"].as_str().unwrap_or("scripted")),
         }

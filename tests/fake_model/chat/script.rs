@@ -21,6 +21,7 @@
 //! /error-mid TEXT      an error within the answer, after its words
 //! /slow MS             a wait before each word
 //! /hang                headers and nothing more
+//! /whole               the answer is not streamed, whatever the request wants
 //! /raw TEXT            a line of the stream as it stands, after the words
 //! /long N              a line of N bytes, after the words
 //! ```
@@ -47,6 +48,7 @@ pub(super) struct Step {
     pub error_mid: Option<String>,
     pub slow: Duration,
     pub hang: bool,
+    pub whole: bool,
     pub raw: Vec<String>,
     pub long: usize,
 }
@@ -116,7 +118,7 @@ fn user_text(message: &Value) -> Option<String> {
     }
 }
 
-const DIRECTIVES: [&str; 18] = [
+const DIRECTIVES: [&str; 19] = [
     "/say",
     "/think",
     "/call",
@@ -132,6 +134,7 @@ const DIRECTIVES: [&str; 18] = [
     "/error-mid",
     "/slow",
     "/hang",
+    "/whole",
     "/raw",
     "/long",
     "/next",
@@ -174,6 +177,7 @@ impl Step {
                 "/error-mid" => step.error_mid = Some(rest.to_owned()),
                 "/slow" => step.slow = Duration::from_millis(parsed(rest, line)),
                 "/hang" => step.hang = true,
+                "/whole" => step.whole = true,
                 "/raw" => step.raw.push(rest.to_owned()),
                 "/long" => step.long = parsed(rest, line),
                 // A plan is read from the whole script.
