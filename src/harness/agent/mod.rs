@@ -5,6 +5,7 @@ pub mod config;
 mod context;
 mod links;
 mod message;
+mod model;
 mod planning;
 mod settings;
 mod verification;
