@@ -12,6 +12,7 @@ pub mod memory;
 mod registry;
 pub mod scripted;
 mod task;
+mod workspace;
 
 use std::path::PathBuf;
 

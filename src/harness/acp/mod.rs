@@ -9,7 +9,7 @@
 //! - `permission`, `files`: what the agent asks of us;
 //! - `session`: the controls, as the service holds them.
 //!
-//! The process itself, from its start to its end, is [`super::child`]'s.
+//! The process itself, from its start to its end, is [`super::child`]'s; what files it gets is `workspace`'s.
 //!
 //! Instructions are not part of the protocol: they go before the first prompt of a conversation, as a block of their own.
 

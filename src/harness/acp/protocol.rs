@@ -29,9 +29,6 @@ const NAME_CHARS: usize = 200;
 /// No agent offers more modes.
 const MODES_MAX: usize = 64;
 
-/// No message has more values. Each takes many times the room that it has on its line: eight million zeros are a quarter of a GiB.
-pub(super) const VALUES_MAX: usize = 100_000;
-
 /// The parameters of `initialize`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -250,25 +247,6 @@ pub(super) fn answer_line(id: &Value, outcome: Result<Value, RpcError>) -> Vec<u
     }
 }
 
-/// Whether a line holds more values than any message, by what stands between them. Names and values of objects count apart.
-pub(super) fn is_too_wide(line: &[u8]) -> bool {
-    // Nothing shorter holds so many.
-    if line.len() <= VALUES_MAX {
-        return false;
-    }
-    let (mut values, mut in_text, mut escaped) = (0, false, false);
-    for byte in line {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_text => escaped = true,
-            b'"' => in_text = !in_text,
-            b',' | b':' | b'[' | b'{' if !in_text => values += 1,
-            _ => {}
-        }
-    }
-    values > VALUES_MAX
-}
-
 /// The text, or its first characters and a sign that more followed.
 pub(super) fn clipped(text: &str, chars: usize) -> String {
     match text.char_indices().nth(chars) {
@@ -408,17 +386,6 @@ mod tests {
         {
             assert_eq!(read(nothing), (String::new(), None));
         }
-    }
-
-    #[test]
-    fn a_line_is_too_wide_by_its_values_and_not_by_its_text() {
-        let many = VALUES_MAX + 1;
-        let text = json!({"text": ",:[{\"\\".repeat(many)}).to_string();
-        assert!(!is_too_wide(text.as_bytes()));
-        assert!(!is_too_wide(json!(vec![0; VALUES_MAX - 1]).to_string().as_bytes()));
-        assert!(is_too_wide(json!([text, vec![0; many]]).to_string().as_bytes()));
-        let nested = "[".repeat(many);
-        assert!(is_too_wide(nested.as_bytes()));
     }
 
     #[test]

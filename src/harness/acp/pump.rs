@@ -13,19 +13,19 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::connection::{Outcome, Waiter};
-use super::files::{ReadFile, Workspace, WriteFile};
+use super::files::{ReadFile, WriteFile};
 use super::link::{Shared, State};
 use super::outlet::{Outlet, Unheard};
 use super::permission::{self, Ask, Question};
 use super::protocol::{
-    INTERNAL_ERROR, INVALID_PARAMS, Incoming, METHOD_NOT_FOUND, REQUEST_CANCELLED, RpcError, VALUES_MAX,
-    clipped, is_too_wide,
+    INTERNAL_ERROR, INVALID_PARAMS, Incoming, METHOD_NOT_FOUND, REQUEST_CANCELLED, RpcError, clipped,
 };
 use super::tool_calls::{ToolCalls, changed};
 use super::translate;
 use crate::domain::event::Output;
 use crate::domain::turn::Failure;
-use crate::harness::child::{Exit, Line, Lines, Process};
+use crate::harness::child::{Exit, Line, Lines, Process, VALUES_MAX, is_too_wide};
+use crate::harness::workspace::Workspace;
 use crate::harness::{ApprovalRequest, Fence, HarnessEvent, TurnOutcome};
 
 /// How long an agent that closed its output may take to exit by itself.
@@ -344,7 +344,7 @@ impl Pump {
     async fn read_file(&mut self, id: Value, params: Value) -> Heard {
         let workspace = self.workspace.clone();
         let outcome = match ReadFile::deserialize(&params) {
-            Ok(request) => blocking(move || workspace.read(&request)).await,
+            Ok(request) => blocking(move || request.serve(&workspace)).await,
             Err(error) => Err(RpcError::new(INVALID_PARAMS, error.to_string())),
         };
         let outcome = outcome.map(|content| json!({"content": content}));
@@ -357,7 +357,7 @@ impl Pump {
     async fn write_file(&mut self, id: Value, params: Value) -> Heard {
         let write = WriteFile::deserialize(&params)
             .map_err(|error| RpcError::new(INVALID_PARAMS, error.to_string()))
-            .and_then(|write| self.workspace.locate(&write.path).map(|_| write));
+            .and_then(|write| self.workspace.locate(&write.path).map(|_| write).map_err(RpcError::from));
         match write {
             Err(refusal) => {
                 self.shared.connection.post_answer(&id, Err(refusal)).await;
@@ -384,7 +384,7 @@ impl Pump {
             Job::Write { request_id, write } => {
                 let workspace = self.workspace.clone();
                 let path = self.workspace.roots().shown(&write.path);
-                let outcome = blocking(move || workspace.write(&write)).await;
+                let outcome = blocking(move || write.serve(&workspace)).await;
                 if let Ok(operation) = outcome {
                     self.emit(HarnessEvent::Output(changed(path, operation))).await?;
                 }

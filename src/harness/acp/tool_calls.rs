@@ -8,8 +8,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Value, json};
 
-use super::files::Roots;
 use crate::domain::event::{FileOperation, Output, ToolEnd, ToolStart, ToolStatus, weight};
+use crate::harness::workspace::Roots;
 
 /// A larger value of a call is told as the word of its size: an event is in memory several times while it is stored.
 pub(super) const KEPT_MAX_BYTES: usize = 1 << 20;

@@ -16,10 +16,10 @@
 
 use serde_json::Value;
 
-use super::files::Roots;
 use super::tool_calls::{KEPT_MAX_BYTES, ToolCalls, kept};
 use crate::domain::event::{Output, PlanEntry};
 use crate::domain::turn::Usage;
+use crate::harness::workspace::Roots;
 
 /// A longer text goes out in pieces, which are stored and shown one by one.
 const DELTA_MAX_BYTES: usize = 64 << 10;

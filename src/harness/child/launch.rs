@@ -159,7 +159,8 @@ fn is_program(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok()
 }
 
-fn own_variable(name: &str) -> Option<OsString> {
+/// A variable of the service's own environment.
+pub(in crate::harness) fn own_variable(name: &str) -> Option<OsString> {
     std::env::vars_os().find_map(|(own, value)| (own == OsStr::new(name)).then_some(value))
 }
 

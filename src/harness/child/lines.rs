@@ -8,6 +8,9 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 /// several times while it is stored, and one agent is not to take more than its share.
 pub(in crate::harness) const LINE_MAX_BYTES: usize = 8 << 20;
 
+/// No message has more values. Each takes many times the room that it has on its line: eight million zeros are a quarter of a GiB.
+pub(in crate::harness) const VALUES_MAX: usize = 100_000;
+
 /// Reads a pipe line by line.
 pub(in crate::harness) struct Lines<R> {
     pipe: BufReader<R>,
@@ -53,8 +56,29 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 }
 
+/// Whether a line holds more values than any message, by what stands between them. Names and values of objects count apart.
+pub(in crate::harness) fn is_too_wide(line: &[u8]) -> bool {
+    // Nothing shorter holds so many.
+    if line.len() <= VALUES_MAX {
+        return false;
+    }
+    let (mut values, mut in_text, mut escaped) = (0, false, false);
+    for byte in line {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b',' | b':' | b'[' | b'{' if !in_text => values += 1,
+            _ => {}
+        }
+    }
+    values > VALUES_MAX
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     async fn all(text: &'static [u8], max: usize) -> Vec<Line> {
@@ -87,5 +111,16 @@ mod tests {
         let mut lines = Lines::new(tokio::io::repeat(b'x'), 1 << 20);
         assert_eq!(lines.next().await.unwrap(), Line::TooLong);
         assert!(lines.line.capacity() <= 4 << 20);
+    }
+
+    #[test]
+    fn a_line_is_too_wide_by_its_values_and_not_by_its_text() {
+        let many = VALUES_MAX + 1;
+        let text = json!({"text": ",:[{\"\\".repeat(many)}).to_string();
+        assert!(!is_too_wide(text.as_bytes()));
+        assert!(!is_too_wide(json!(vec![0; VALUES_MAX - 1]).to_string().as_bytes()));
+        assert!(is_too_wide(json!([text, vec![0; many]]).to_string().as_bytes()));
+        let nested = "[".repeat(many);
+        assert!(is_too_wide(nested.as_bytes()));
     }
 }

@@ -85,6 +85,11 @@ impl Exit {
         self.0.and_then(|status| status.code())
     }
 
+    /// Whether it is the end that a program has when all went well.
+    pub(in crate::harness) fn is_success(self) -> bool {
+        self.code() == Some(0)
+    }
+
     /// In words that follow the command's name.
     pub(in crate::harness) fn words(self) -> String {
         let Self(Some(status)) = self else { return "is gone".to_owned() };
@@ -188,11 +193,7 @@ impl Process {
     /// anything, secrets too, and so are no part of a log. Once, whoever asks for it.
     pub(in crate::harness) async fn keep_last_words(&self) -> &str {
         let kept = self.last_words.kept.get_or_init(async || {
-            let drain = self.stderr.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(drain) = drain {
-                // When somebody else still holds the pipe, what we have must do.
-                let _ = timeout(STDERR_GRACE, drain).await;
-            }
+            self.drain_stderr().await;
             let path = &self.last_words.path;
             // A new file: what the agent may have put in its place could lead elsewhere.
             let _ = tokio::fs::remove_file(path).await;
@@ -213,6 +214,21 @@ impl Process {
         kept.await
     }
 
+    /// What stood in the way of its launch, where that is how it ended.
+    pub(in crate::harness) async fn launch_complaint(&self) -> Option<String> {
+        let exit = (*self.exit.borrow())?;
+        self.drain_stderr().await;
+        exec_agent::complaint(exit.code(), &self.tail.text()).map(str::to_owned)
+    }
+
+    async fn drain_stderr(&self) {
+        let drain = self.stderr.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(drain) = drain {
+            // When somebody else still holds the pipe, what we have must do.
+            let _ = timeout(STDERR_GRACE, drain).await;
+        }
+    }
+
     /// Why it ended, where it has done that by itself and before its first word. Read after [`Self::keep_last_words`].
     pub(in crate::harness) fn failure(&self) -> Option<String> {
         let exit = (*self.exit.borrow())?;
@@ -223,7 +239,8 @@ impl Process {
         }
     }
 
-    fn has_exited(&self) -> bool {
+    /// Whether it has ended.
+    pub(in crate::harness) fn has_exited(&self) -> bool {
         self.exit.borrow().is_some()
     }
 }
