@@ -8,4 +8,5 @@ mod message;
 mod model;
 mod planning;
 mod settings;
+mod tools;
 mod verification;
