@@ -42,11 +42,34 @@ pub fn check_filter(filter: &str) -> Result<(), ParseError> {
 pub fn init(format: LogFormat, filter: &str) {
     // The filter was checked with the other settings.
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = without_bodies(filter);
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Pretty => subscriber.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => {
             subscriber.json().flatten_event(true).with_current_span(true).with_span_list(false).init()
+        }
+    }
+}
+
+// What MCP servers say is logged by the crate that reads it, whole and at any level.
+fn without_bodies(filter: EnvFilter) -> EnvFilter {
+    match "rmcp=off".parse() {
+        Ok(off) => filter.add_directive(off),
+        Err(_) => filter,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_filter_of_levels_shows_what_servers_say() {
+        for filter in ["info", "trace", "info,rmcp=debug", "rmcp=trace", ""] {
+            let shown = without_bodies(EnvFilter::new(filter)).to_string();
+            assert!(shown.contains("rmcp=off") && !shown.contains("rmcp=debug"), "{shown}");
+            assert!(!shown.contains("rmcp=trace"), "{shown}");
         }
     }
 }
