@@ -10,6 +10,8 @@ pub mod child;
 mod fence;
 pub mod memory;
 mod registry;
+#[cfg(test)]
+mod rig;
 pub mod scripted;
 mod task;
 mod workspace;

@@ -10,7 +10,7 @@ const ASK_THREE: &str = "/ask-all a {\"n\":\"1|1\"} | b {\"n\":2} | c {\"n\":3}\
 
 #[tokio::test]
 async fn a_question_is_asked_when_its_state_is_stored_and_not_before() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     let started = live.next().await;
     assert!(matches!(started, Some(HarnessEvent::Output(Output::ToolStarted(_)))), "{started:?}");
@@ -39,7 +39,7 @@ async fn a_question_is_asked_when_its_state_is_stored_and_not_before() {
 
 #[tokio::test]
 async fn an_approved_tool_runs_once_and_the_turn_goes_on() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     let turn_id = live.prompt(ASK).await;
     live.asked(1).await;
     live.approve("q1").await;
@@ -56,7 +56,7 @@ async fn an_approved_tool_runs_once_and_the_turn_goes_on() {
 
 #[tokio::test]
 async fn a_denied_tool_does_not_run_and_the_turn_goes_on() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     live.asked(1).await;
     live.answer("q1", Decision::Deny).await.unwrap();
@@ -70,7 +70,7 @@ async fn a_denied_tool_does_not_run_and_the_turn_goes_on() {
 
 #[tokio::test]
 async fn an_approved_tool_gets_the_edited_input() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     live.asked(1).await;
     let edited = json!({ "command": "make test" });
@@ -83,7 +83,7 @@ async fn an_approved_tool_gets_the_edited_input() {
 
 #[tokio::test]
 async fn an_unknown_or_answered_question_takes_no_answer_and_no_ledger_line() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     assert_eq!(code(live.answer("q1", Decision::Approve).await), "approval_unknown");
     live.prompt("/ask-all a {} | b {}").await;
     live.asked(2).await;
@@ -99,7 +99,7 @@ async fn an_unknown_or_answered_question_takes_no_answer_and_no_ledger_line() {
 
 #[tokio::test]
 async fn question_ids_never_come_again_in_a_later_turn_or_process() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     live.asked(1).await;
     live.approve("q1").await;
@@ -117,7 +117,7 @@ async fn question_ids_never_come_again_in_a_later_turn_or_process() {
 
 #[tokio::test]
 async fn questions_asked_together_run_as_they_are_decided_in_whatever_order() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK_THREE).await;
     let seen = live.asked(3).await;
     let expected = ["tool.started", "tool.started", "tool.started", "stored", "asked", "asked", "asked"];
@@ -138,7 +138,7 @@ async fn questions_asked_together_run_as_they_are_decided_in_whatever_order() {
 
 #[tokio::test]
 async fn a_decided_question_runs_while_another_still_waits() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK_THREE).await;
     live.asked(3).await;
     live.approve("q2").await;
@@ -152,7 +152,7 @@ async fn a_decided_question_runs_while_another_still_waits() {
 
 #[tokio::test]
 async fn a_turn_that_waits_is_restored_where_it_stood_and_asks_again_under_the_same_id() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt("/say before\n/usage 1 2\n/ask shell {}\n/usage 1 2\n/say after").await;
     let seen = live.asked(1).await;
     let mut live = live.lost_and_restored(seen.state()).await;
@@ -174,7 +174,7 @@ async fn a_turn_that_waits_is_restored_where_it_stood_and_asks_again_under_the_s
 
 #[tokio::test]
 async fn a_state_that_was_detached_while_it_waits_restores_as_well_as_a_stored_one() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     let seen = live.asked(1).await;
     let detached = within(live.session.detach()).await.unwrap();
@@ -183,7 +183,7 @@ async fn a_state_that_was_detached_while_it_waits_restores_as_well_as_a_stored_o
 
 #[tokio::test]
 async fn what_was_started_is_never_run_again_and_what_was_decided_is_run() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK_THREE).await;
     live.asked(3).await;
     live.approve("q2").await;
@@ -213,7 +213,7 @@ async fn what_was_started_is_never_run_again_and_what_was_decided_is_run() {
 
 #[tokio::test]
 async fn a_started_question_alone_is_told_as_unknown_and_the_turn_goes_on() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     live.asked(1).await;
     live.approve("q1").await;
@@ -228,7 +228,7 @@ async fn a_started_question_alone_is_told_as_unknown_and_the_turn_goes_on() {
 
 #[tokio::test]
 async fn a_tool_does_not_run_when_its_start_could_not_be_stored() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     live.asked(1).await;
     live.approve("q1").await;
@@ -241,7 +241,7 @@ async fn a_tool_does_not_run_when_its_start_could_not_be_stored() {
 
 #[tokio::test]
 async fn nothing_is_asked_when_the_questions_could_not_be_stored() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     let (_, durable) = live.durable_checkpoint().await;
     drop(durable);
@@ -251,7 +251,7 @@ async fn nothing_is_asked_when_the_questions_could_not_be_stored() {
 
 #[tokio::test]
 async fn cancel_drops_the_open_questions_and_runs_no_tool() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK_THREE).await;
     live.asked(3).await;
     within(live.session.cancel()).await.unwrap();
@@ -264,7 +264,7 @@ async fn cancel_drops_the_open_questions_and_runs_no_tool() {
 
 #[tokio::test]
 async fn cancel_between_a_decision_and_its_stored_start_runs_no_tool() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     live.asked(1).await;
     live.approve("q1").await;
@@ -277,7 +277,7 @@ async fn cancel_between_a_decision_and_its_stored_start_runs_no_tool() {
 
 #[tokio::test]
 async fn a_restored_turn_can_be_cancelled() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     let seen = live.asked(1).await;
     let mut live = live.lost_and_restored(seen.state()).await;
@@ -287,7 +287,7 @@ async fn a_restored_turn_can_be_cancelled() {
 
 #[tokio::test]
 async fn a_turn_that_the_service_gave_up_is_dropped_even_where_it_waits() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt(ASK).await;
     let seen = live.asked(1).await;
     let mut stored = seen.state().clone();
@@ -302,7 +302,7 @@ async fn a_turn_that_the_service_gave_up_is_dropped_even_where_it_waits() {
 
 #[tokio::test]
 async fn a_turn_that_was_lost_in_mid_work_is_not_taken_up() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt("/remember blue\n/sleep 600000\n/tool late {}").await;
     let Some(HarnessEvent::Checkpoint { state: Some(state), .. }) = live.next().await else {
         panic!("no checkpoint")

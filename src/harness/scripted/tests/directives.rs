@@ -6,7 +6,7 @@ use crate::domain::turn::Usage;
 
 #[tokio::test]
 async fn say_and_think_stream_word_by_word_and_add_up_to_the_text() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     let seen = live.turn("/think let me  see\n/say Hello wide  world").await;
     let thought = |text: &str| Output::ThinkingDelta { text: text.to_owned() };
     let said = |text: &str| Output::TextDelta { text: text.to_owned() };
@@ -31,7 +31,7 @@ async fn words_come_at_the_delay_that_the_settings_name() {
 
 #[tokio::test]
 async fn tokens_are_counted_words_at_once_or_at_their_rate() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     assert_eq!(live.turn("/tokens 3").await.text(), "w1 w2 w3 ");
     let before = std::time::Instant::now();
     assert_eq!(live.turn("/tokens 5 100").await.outputs.len(), 5);
@@ -40,7 +40,7 @@ async fn tokens_are_counted_words_at_once_or_at_their_rate() {
 
 #[tokio::test]
 async fn a_tool_gives_its_input_back_and_is_in_the_ledger() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     let turn_id = live.prompt("/tool grep {\"pattern\":\"a|b\"}").await;
     let seen = live.end().await;
     let input = json!({ "pattern": "a|b" });
@@ -65,14 +65,14 @@ async fn a_tool_gives_its_input_back_and_is_in_the_ledger() {
 
 #[tokio::test]
 async fn the_ledger_names_a_prompt_by_its_first_forty_characters() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.turn(&format!("/say {}", "é".repeat(60))).await;
     assert_eq!(live.effects("prompt"), [format!("/say {}", "é".repeat(35))]);
 }
 
 #[tokio::test]
 async fn write_creates_then_overwrites_a_file() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     let seen = live.turn("/write notes/a.txt first\n/write notes/a.txt the second").await;
     let changed = |operation, summary: &str| Output::FileChanged {
         path: "notes/a.txt".to_owned(),
@@ -91,7 +91,7 @@ async fn write_creates_then_overwrites_a_file() {
 #[tokio::test]
 async fn nothing_is_written_outside_the_workspace_or_into_the_ledger() {
     let outside = tempfile::tempdir().unwrap();
-    let mut live = Live::new().await;
+    let mut live = live().await;
     std::os::unix::fs::symlink(outside.path(), live.workspace.path().join("link")).unwrap();
     std::os::unix::fs::symlink(outside.path().join("new"), live.workspace.path().join("dangling")).unwrap();
     let absolute = outside.path().join("x").display().to_string();
@@ -106,7 +106,7 @@ async fn nothing_is_written_outside_the_workspace_or_into_the_ledger() {
 
 #[tokio::test]
 async fn plan_activity_and_compact_are_told() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     let seen = live.turn("/plan Look; Act\n/activity looks around\n/compact all so far").await;
     let entry = |content: &str| PlanEntry {
         content: content.to_owned(),
@@ -123,7 +123,7 @@ async fn plan_activity_and_compact_are_told() {
 
 #[tokio::test]
 async fn usage_adds_up_within_a_turn_and_begins_anew_with_the_next() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     let usage =
         |input_tokens, output_tokens| Output::Usage(Usage { input_tokens, output_tokens, complete: true });
     assert_eq!(live.turn("/usage 1 2\n/usage 10 20").await.outputs, [usage(1, 2), usage(11, 22)]);
@@ -132,7 +132,7 @@ async fn usage_adds_up_within_a_turn_and_begins_anew_with_the_next() {
 
 #[tokio::test]
 async fn words_are_remembered_over_turns_and_processes() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     assert_eq!(live.turn("/recall").await.text(), "nothing");
     let seen = live.turn("/remember blue\n/remember door").await;
     assert_eq!(seen.order, ["state", "state", "state", "ended"]);
@@ -144,7 +144,7 @@ async fn words_are_remembered_over_turns_and_processes() {
 
 #[tokio::test]
 async fn sleep_goes_on_when_the_time_is_over() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     let before = std::time::Instant::now();
     assert_eq!(live.turn("/sleep 30\n/say awake").await.text(), "awake");
     assert!(before.elapsed() >= Duration::from_millis(30));
@@ -152,7 +152,7 @@ async fn sleep_goes_on_when_the_time_is_over() {
 
 #[tokio::test]
 async fn fail_and_stop_reason_end_the_turn_in_their_words() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     let seen = live.turn("/say a\n/fail too_bad It broke.\n/say b").await;
     let failure = crate::domain::turn::Failure::new("too_bad", "It broke.");
     assert_eq!((seen.text().as_str(), seen.ended), ("a", Some(TurnOutcome::Failed(failure))));
@@ -163,7 +163,7 @@ async fn fail_and_stop_reason_end_the_turn_in_their_words() {
 
 #[tokio::test]
 async fn a_prompt_with_a_bad_line_fails_before_anything_ran() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     let seen = live.turn("/say a\n/tool read {}\n/dance").await;
     assert_eq!(seen.failure_code(), "invalid_directive");
     assert_eq!(seen.outputs, []);
@@ -173,7 +173,7 @@ async fn a_prompt_with_a_bad_line_fails_before_anything_ran() {
 
 #[tokio::test]
 async fn lose_state_gives_no_state_from_then_on() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     assert!(within(live.session.detach()).await.unwrap().is_some());
     let seen = live.turn("/remember a\n/lose-state\n/remember b").await;
     let some: Vec<bool> = seen.states.iter().map(Option::is_some).collect();
@@ -184,7 +184,7 @@ async fn lose_state_gives_no_state_from_then_on() {
 
 #[tokio::test]
 async fn the_greeting_shows_every_kind_of_event_and_writes_the_file_once_approved() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt("Hello, who are you?").await;
     let before = live.asked(1).await;
     let mut kinds = before.order.clone();
@@ -206,7 +206,7 @@ async fn the_greeting_shows_every_kind_of_event_and_writes_the_file_once_approve
 
 #[tokio::test]
 async fn the_greeting_ends_in_other_words_when_it_was_denied() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt("Hello").await;
     let asked = live.asked(1).await;
     live.answer(&asked.asked[0].native_id, Decision::Deny).await.unwrap();
@@ -217,7 +217,7 @@ async fn the_greeting_ends_in_other_words_when_it_was_denied() {
 
 #[tokio::test]
 async fn the_greeting_runs_the_edited_command_and_no_other() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     for (command, status) in
         [("echo Bonjour > salut.txt", ToolStatus::Succeeded), ("rm -rf .", ToolStatus::Failed)]
     {

@@ -26,9 +26,9 @@ fn settings_are_completed_or_refused_with_all_complaints_at_once() {
 
 #[tokio::test]
 async fn a_new_session_is_new_and_one_whose_state_cannot_be_read_has_lost_it() {
-    assert_eq!(Live::new().await.continuity, Continuity::New);
+    assert_eq!(live().await.continuity, Continuity::New);
     for state in [json!({}), json!({ "version": 2 }), json!({ "version": 1 }), json!("x")] {
-        let mut live = Live::start(tempfile::tempdir().unwrap(), Some(state.clone())).await;
+        let mut live = start(tempfile::tempdir().unwrap(), Some(state.clone())).await;
         assert!(matches!(live.continuity, Continuity::Lost { .. }), "{state}");
         assert_eq!(live.turn("/recall").await.text(), "nothing");
     }
@@ -49,9 +49,7 @@ async fn f34_behind_a_closed_fence_nothing_is_done() {
     let is_open = Arc::clone(&open);
     let fence = Fence::new(move || is_open.load(Ordering::SeqCst));
     let options = StartOptions { fence, ..options(&workspace, None) };
-    let started = ScriptedHarness.start(options).await.map_err(|error| error.to_string()).unwrap();
-    let (session, events, continuity) = (started.session, started.events, started.continuity);
-    let mut live = Live { session, events, continuity, workspace };
+    let mut live = Live::start_with(Arc::new(ScriptedHarness), workspace, options).await;
     assert!(live.turn("/tool one {}").await.completed());
     live.prompt("/tokens 1\n/hang").await;
     live.output(|output| matches!(output, Output::TextDelta { .. })).await;
@@ -77,7 +75,7 @@ async fn instructions_are_kept_in_the_state() {
 
 #[tokio::test]
 async fn cancel_without_a_turn_is_nothing() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     within(live.session.cancel()).await.unwrap();
     assert!(live.turn("/say here").await.completed());
     within(live.session.cancel()).await.unwrap();
@@ -86,7 +84,7 @@ async fn cancel_without_a_turn_is_nothing() {
 
 #[tokio::test]
 async fn cancel_ends_a_stream_a_sleep_and_a_hang() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     for script in ["/tokens 4000000000", "/tokens 1000000 10", "/say now\n/sleep 600000", "/say now\n/hang"] {
         live.prompt(script).await;
         live.output(|output| matches!(output, Output::TextDelta { .. })).await;
@@ -97,7 +95,7 @@ async fn cancel_ends_a_stream_a_sleep_and_a_hang() {
 
 #[tokio::test]
 async fn cancel_is_heard_by_a_stream_that_nobody_reads() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt("/tokens 4000000000").await;
     live.output(|_| true).await;
     within(live.session.cancel()).await.unwrap();
@@ -106,7 +104,7 @@ async fn cancel_is_heard_by_a_stream_that_nobody_reads() {
 
 #[tokio::test]
 async fn a_tool_that_ran_is_told_though_the_turn_was_cancelled_meanwhile() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     // Tokens and the start of the tool fill the channel: its end has to wait for the reader.
     live.prompt(&format!("/tokens {}\n/tool once {{}}\n/say late", crate::harness::EVENT_QUEUE - 1)).await;
     within(async {
@@ -124,7 +122,7 @@ async fn a_tool_that_ran_is_told_though_the_turn_was_cancelled_meanwhile() {
 
 #[tokio::test]
 async fn a_second_prompt_is_refused_while_a_turn_is_at_work() {
-    let live = Live::new().await;
+    let live = live().await;
     live.prompt("/hang").await;
     let second = TurnInput { turn_id: TurnId::mint(), prompt: Prompt::Text("/say two".to_owned()) };
     assert_eq!(code(within(live.session.prompt(second)).await), "turn_in_progress");
@@ -133,14 +131,14 @@ async fn a_second_prompt_is_refused_while_a_turn_is_at_work() {
 
 #[tokio::test]
 async fn a_prompt_is_in_the_ledger_when_it_was_taken() {
-    let live = Live::new().await;
+    let live = live().await;
     let turn_id = live.prompt("/hang").await;
     assert_eq!(live.ledger(), [json!({ "turn_id": turn_id, "kind": "prompt", "name": "/hang" })]);
 }
 
 #[tokio::test]
 async fn a_prompt_that_cannot_be_written_down_is_refused() {
-    let live = Live::new().await;
+    let live = live().await;
     std::fs::create_dir(live.workspace.path().join("effects.jsonl")).unwrap();
     let turn = TurnInput { turn_id: TurnId::mint(), prompt: Prompt::Text("/say one".to_owned()) };
     assert_eq!(code(within(live.session.prompt(turn)).await), "ledger_failed");
@@ -148,7 +146,7 @@ async fn a_prompt_that_cannot_be_written_down_is_refused() {
 
 #[tokio::test]
 async fn the_deaf_do_not_hear_cancel_and_end_by_stop() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt("/say now\n/deaf").await;
     live.output(|_| true).await;
     within(live.session.cancel()).await.unwrap();
@@ -161,7 +159,7 @@ async fn the_deaf_do_not_hear_cancel_and_end_by_stop() {
 
 #[tokio::test]
 async fn death_closes_the_channel_and_leaves_nothing_behind() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt("/say a\n/die\n/tool late {}").await;
     live.output(|_| true).await;
     assert!(live.next().await.is_none());
@@ -177,7 +175,7 @@ async fn death_closes_the_channel_and_leaves_nothing_behind() {
 #[tokio::test]
 async fn stop_ends_any_turn_and_may_be_called_twice() {
     for script in ["/hang", "/sleep 600000", "/tokens 4000000000", "/ask shell {}", "/recall"] {
-        let mut live = Live::new().await;
+        let mut live = live().await;
         live.prompt(script).await;
         within(live.session.stop()).await;
         within(live.session.stop()).await;
@@ -188,7 +186,7 @@ async fn stop_ends_any_turn_and_may_be_called_twice() {
 
 #[tokio::test]
 async fn a_session_that_is_dropped_ends_its_task() {
-    let Live { session, mut events, workspace, .. } = Live::new().await;
+    let Live { session, mut events, workspace, .. } = live().await;
     let turn = TurnInput { turn_id: TurnId::mint(), prompt: Prompt::Text("/deaf".to_owned()) };
     within(session.prompt(turn)).await.unwrap();
     drop(session);
@@ -198,7 +196,7 @@ async fn a_session_that_is_dropped_ends_its_task() {
 
 #[tokio::test]
 async fn a_slow_reader_loses_none_of_ten_thousand_tokens() {
-    let mut live = Live::new().await;
+    let mut live = live().await;
     live.prompt("/tokens 10000").await;
     let mut text = String::new();
     let mut read = 0_usize;
