@@ -128,7 +128,7 @@ struct File {
     log: Option<String>,
     #[serde(default)]
     policy: PolicyTable,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "HarnessConfig::read_all")]
     harness: BTreeMap<String, HarnessConfig>,
 }
 

@@ -17,6 +17,7 @@ mod approvals;
 mod architecture;
 mod asking_again;
 mod bad_input;
+mod built_in_agent;
 mod chaos;
 mod cli;
 mod cli_terminal;

@@ -301,7 +301,10 @@ mod tests {
     use crate::harness::HarnessConfig;
 
     fn read(text: &str) -> Result<AcpConfig, toml::de::Error> {
-        toml::from_str(text).map(|HarnessConfig::Acp(config)| config)
+        toml::from_str(text).map(|config| match config {
+            HarnessConfig::Acp(config) => *config,
+            HarnessConfig::Agent(_) => panic!("no ACP agent"),
+        })
     }
 
     const WHOLE: &str = r#"

@@ -4,16 +4,49 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::context::TokenEstimate;
+use super::settings::Caps;
+
 /// One `[harness.agent]` table.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentConfig {
+    /// Its name for people.
+    pub label: Option<String>,
+    /// One sentence about it.
+    pub description: Option<String>,
     /// The models that sessions may choose from, by the names that they choose them by.
     pub models: BTreeMap<String, ModelConfig>,
+    /// The model of a session that names none; needed where there are several.
+    pub default_model: Option<String>,
+    /// What the model is told of its place where a session has no instructions.
+    pub instructions: Option<String>,
+    /// Settings of a session that says nothing of them, as a session gives its own.
+    pub settings: toml::Table,
+    /// The furthest that any session may go.
+    pub caps: Caps,
     /// The built-in tools.
     pub tools: ToolsConfig,
     /// MCP servers, by the names that their tools go under.
     pub mcp: BTreeMap<String, McpServerConfig>,
+    /// The origins, such as `https://mcp.example.com`, at which sessions may have MCP servers of their own.
+    pub session_mcp_origins: Vec<String>,
+    /// The command that verifies answers.
+    pub project: Option<ProjectConfig>,
+}
+
+/// `[harness.agent.project]`: a command that is given the transcript of a turn on its stdin, as JSON, and says whether its answer stands.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProjectConfig {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// How long it may take, in seconds.
+    #[serde(default = "ProjectConfig::default_timeout")]
+    pub timeout_seconds: u64,
+    /// Variables that it gets from the service's environment.
+    #[serde(default)]
+    pub inherit_env: Vec<String>,
 }
 
 /// `[harness.agent.models.NAME]`: a model behind an OpenAI-compatible chat-completions endpoint.
@@ -30,6 +63,9 @@ pub struct ModelConfig {
     pub context_window: u64,
     /// Tokens of these that are kept for its answer. Sent as `max_tokens` where it is given.
     pub max_output_tokens: Option<u64>,
+    /// How its tokens are estimated.
+    #[serde(default)]
+    pub token_estimate: TokenEstimate,
     /// Whether the answer is streamed.
     #[serde(default = "yes")]
     pub stream: bool,
@@ -103,6 +139,12 @@ impl ModelConfig {
 
     fn default_silence() -> u64 {
         120
+    }
+}
+
+impl ProjectConfig {
+    fn default_timeout() -> u64 {
+        60
     }
 }
 

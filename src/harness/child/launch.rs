@@ -140,13 +140,21 @@ fn environment(
     program: &Program<'_>,
     own: impl Fn(&str) -> Option<OsString>,
 ) -> BTreeMap<OsString, OsString> {
-    let inherited = ALWAYS_INHERITED.into_iter().chain(program.inherit_env.iter().map(String::as_str));
-    let mut env: BTreeMap<OsString, OsString> =
-        inherited.filter_map(|name| Some((name.into(), own(name)?))).collect();
+    let mut env = inherited(program.inherit_env, own);
     env.insert("HOME".into(), program.state_dir.into());
     env.insert("TMPDIR".into(), program.state_dir.join("tmp").into());
     env.extend(program.env.iter().map(|(name, value)| (name.clone(), value.clone())));
     env
+}
+
+/// What a program gets of the service's own environment: what every one gets, and what is named.
+pub(in crate::harness) fn inherited_env(named: &[String]) -> BTreeMap<OsString, OsString> {
+    inherited(named, own_variable)
+}
+
+fn inherited(named: &[String], own: impl Fn(&str) -> Option<OsString>) -> BTreeMap<OsString, OsString> {
+    let names = ALWAYS_INHERITED.into_iter().chain(named.iter().map(String::as_str));
+    names.filter_map(|name| Some((name.into(), own(name)?))).collect()
 }
 
 // A new process of a session must not be taken for the old one, so the session's id alone will not do.

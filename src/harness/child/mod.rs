@@ -20,7 +20,7 @@ mod tree;
 
 pub use self::exec_agent::{EXEC_AGENT, ExecAgentArgs};
 pub use self::launch::{Launcher, Limits};
-pub(super) use self::launch::{Program, find_program, own_variable};
+pub(super) use self::launch::{Program, find_program, inherited_env, own_variable};
 pub(super) use self::lines::{LINE_MAX_BYTES, Line, Lines, VALUES_MAX, is_too_wide};
 pub(super) use self::process::{Exit, Launch, Pipes, Process, end_left, end_orphans};
 pub(super) use self::run_as::RunAs;

@@ -1,4 +1,4 @@
-//! HTTP clients, made when they are first needed and shared by all models and MCP servers.
+//! HTTP clients, made when they are first needed and shared by all models.
 //!
 //! Proxies of the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `NO_PROXY`) are used as reqwest does it, never for addresses of this
 //! machine. Redirects are not followed: a key goes where the operator sent it and nowhere else.
@@ -17,7 +17,7 @@ const IDLE_MAX: usize = 64;
 
 /// The clients.
 #[derive(Debug, Default)]
-pub(in crate::harness::agent) struct Clients {
+pub(super) struct Clients {
     /// For plain HTTP on this machine.
     here: OnceLock<Result<Client, String>>,
     /// For plain HTTP elsewhere. The system's certificates are not needed, and a small container may have none.
@@ -33,7 +33,7 @@ impl Clients {
     ///
     /// # Errors
     /// Words for people when it cannot be made.
-    pub(in crate::harness::agent) fn for_url(&self, url: &Url) -> Result<Client, String> {
+    pub(super) fn for_url(&self, url: &Url) -> Result<Client, String> {
         let (here, plain) = (is_loopback(url), url.scheme() == "http");
         let cell = match (here, plain) {
             (true, true) => &self.here,

@@ -24,7 +24,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub(super) use self::call::ModelCall;
-pub(super) use self::http::Clients;
+use self::http::Clients;
 use super::config::ModelConfig;
 use super::message::{Message, ToolCall};
 use crate::domain::turn::{Failure, Usage};
@@ -37,11 +37,8 @@ const ATTEMPTS_MAX: u32 = 20;
 const SILENCE_MAX: u64 = 3600;
 
 /// All models that are configured, by their names.
-#[derive(Debug)]
-pub(super) struct Models {
-    models: BTreeMap<String, Model>,
-    clients: Clients,
-}
+#[derive(Debug, Default)]
+pub(super) struct Models(BTreeMap<String, Model>);
 
 /// A model.
 #[derive(Clone)]
@@ -180,22 +177,17 @@ impl Models {
                 Err(complaint) => complaints.push(format!("models.{name}.base_url {complaint}")),
             }
         }
-        if complaints.is_empty() { Ok(Self { models, clients }) } else { Err(complaints) }
+        if complaints.is_empty() { Ok(Self(models)) } else { Err(complaints) }
     }
 
     /// The model of that name.
     pub(super) fn get(&self, name: &str) -> Option<&Model> {
-        self.models.get(name)
+        self.0.get(name)
     }
 
     /// The names, sorted.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.models.keys().map(String::as_str)
-    }
-
-    /// The HTTP clients, for whoever else needs one.
-    pub(super) fn clients(&self) -> &Clients {
-        &self.clients
+        self.0.keys().map(String::as_str)
     }
 }
 
@@ -302,4 +294,4 @@ fn access(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::*;
 
 #[path = "../../../../tests/fake_model/chat.rs"]
-mod chat;
+pub(in crate::harness::agent) mod chat;
 
 use chat::ChatModel;
 
@@ -20,6 +20,7 @@ fn config(base_url: &str, stream: bool) -> ModelConfig {
         base_url: base_url.to_owned(),
         model: "scripted".to_owned(),
         api_key_env: Some("TEST_KEY".to_owned()),
+        token_estimate: Default::default(),
         context_window: 8000,
         max_output_tokens: None,
         stream,
@@ -133,6 +134,7 @@ async fn a_request_says_what_the_model_needs_to_know() {
             tool_call_id: "call_0_0".to_owned(),
             content: "A".to_owned(),
             outcome: crate::harness::agent::message::Outcome::Succeeded,
+            condensed: false,
         },
     ];
     let tools = [ToolSpec {

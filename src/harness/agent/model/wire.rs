@@ -84,7 +84,7 @@ impl<'a> Said<'a> {
     fn from(message: &'a Message) -> Self {
         match message {
             Message::System { content } => Self::plain("system", content),
-            Message::User { content } => Self::plain("user", content),
+            Message::User { content } | Message::Note { content } => Self::plain("user", content),
             Message::Assistant { content, tool_calls } => Self {
                 content: (!content.is_empty() || tool_calls.is_empty()).then_some(content),
                 tool_calls: tool_calls.iter().map(called).collect(),
@@ -234,7 +234,12 @@ mod tests {
             Message::System { content: "be".into() },
             Message::User { content: "hi".into() },
             Message::Assistant { content: String::new(), tool_calls: vec![call] },
-            Message::Tool { tool_call_id: "c1".into(), content: "A".into(), outcome: Outcome::Failed },
+            Message::Tool {
+                tool_call_id: "c1".into(),
+                content: "A".into(),
+                outcome: Outcome::Failed,
+                condensed: false,
+            },
             Message::Assistant { content: String::new(), tool_calls: vec![] },
         ];
         let tools = [ToolSpec {

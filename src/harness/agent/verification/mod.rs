@@ -1,5 +1,7 @@
 //! What an answer is held against before it is the turn's.
 
 mod evidence;
+mod project;
 
 pub(super) use self::evidence::Evidence;
+pub(super) use self::project::ProjectCheck;
