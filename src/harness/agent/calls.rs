@@ -120,23 +120,24 @@ impl Task<Agent> {
     async fn settle_call(&mut self, at: usize) -> Result<(), End> {
         let call = self.runtime.turn()?.calls[at].clone();
         match call.phase {
-            Phase::Refused { why } => self.record(at, Outcome::Failed, why).await,
-            Phase::Ready => self.run_call(at).await,
+            Phase::Refused { why } => self.record(at, Outcome::Failed, why).await?,
+            Phase::Ready => return self.run_call(at).await,
             Phase::Decided { decision: Decision::Approve, edited_input, .. } => {
                 if let Some(input) = edited_input {
                     self.runtime.turn()?.calls[at].input = input;
                 }
-                self.run_call(at).await
+                return self.run_call(at).await;
             }
             Phase::Decided { decision: Decision::Deny, reason, .. } => {
                 let why = reason.map(|reason| format!(" Their words: {reason}")).unwrap_or_default();
                 let content = format!("A person was asked and did not allow this call.{why}");
                 let result = json!({ "denied": true, "reason": content });
-                self.record_as(at, Outcome::Failed, content, result).await
+                self.record_as(at, Outcome::Failed, content, result).await?;
             }
-            Phase::Started => self.record(at, Outcome::Uncertain, UNCERTAIN.to_owned()).await,
-            Phase::Asked | Phase::Done => Ok(()),
+            Phase::Started => self.record(at, Outcome::Uncertain, UNCERTAIN.to_owned()).await?,
+            Phase::Asked | Phase::Done => {}
         }
+        self.note().await
     }
 
     /// Runs a tool: first it is stored that it may have run, then it runs.
@@ -172,12 +173,14 @@ impl Task<Agent> {
                 return Err(end);
             }
         };
-        fault::point("agent.tool.done");
+        fault::point("agent.tool.ran");
         if let Some(changed) = called.changed {
             self.tell(changed).await?;
         }
         self.record(at, called.outcome, called.content).await?;
-        fault::point("agent.tool.recorded");
+        // The next step is taken when this one is surely known.
+        self.note_durably().await?;
+        fault::point("agent.tool.stored");
         Ok(())
     }
 
@@ -205,8 +208,7 @@ impl Task<Agent> {
             Outcome::Failed | Outcome::Uncertain => ToolStatus::Failed,
         };
         let end = ToolEnd { tool_call_id: call.id, name: call.name, status, input: call.input, result };
-        self.tell(Output::ToolCompleted(end)).await?;
-        self.note().await
+        self.tell(Output::ToolCompleted(end)).await
     }
 }
 

@@ -110,7 +110,7 @@ pub enum Shell {
 pub struct McpServerConfig {
     /// The program and its arguments; `{workspace}` and `{state}` are filled in.
     pub command: Vec<String>,
-    /// Variables of its environment.
+    /// Variables of its environment; the same is filled in.
     pub env: BTreeMap<String, String>,
     /// Variables that it gets from the service's environment.
     pub inherit_env: Vec<String>,

@@ -155,6 +155,9 @@ impl Task<Agent> {
         for at in &uncertain {
             self.record(*at, Outcome::Uncertain, UNCERTAIN.to_owned()).await?;
         }
+        if !uncertain.is_empty() {
+            self.note().await?;
+        }
         let goes_on = uncertain.is_empty() || self.runtime.turn()?.has_question();
         if !goes_on {
             return Err(End::Outcome(TurnOutcome::Interrupted));

@@ -35,7 +35,7 @@ impl Task<Agent> {
         }
         fault::point("agent.model.planned");
         self.runtime.turn()?.stage = Stage::Model;
-        self.note().await
+        self.note_durably().await
     }
 
     /// Has the model take its next step.

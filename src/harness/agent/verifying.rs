@@ -35,7 +35,7 @@ impl Task<Agent> {
         let label = format!("the answer does not stand: {issues}");
         self.put(Output::Activity { label, tool: None, raw: None }).await?;
         self.put(Output::TextRewound { length, reason: RewindReason::Repaired }).await?;
-        self.note().await?;
+        self.note_durably().await?;
         Ok(false)
     }
 

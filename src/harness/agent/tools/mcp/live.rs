@@ -102,7 +102,7 @@ impl Way {
                 .chain(arguments.iter().map(|word| fill(word).into()))
                 .collect(),
             inherit_env: config.inherit_env.clone(),
-            env: config.env.clone(),
+            env: config.env.iter().map(|(name, value)| (name.clone(), fill(value))).collect(),
         })
     }
 }
