@@ -12,6 +12,7 @@
     error {text}     a result that is an error; refuse {text}: an error in place of a result
     image {}         an image beside a text; structured {}: structured content alone
     ask {count}      so many questions of its own (pings) before it answers, each to be answered
+    pester {count}   so many questions before it answers, and reads nothing more from then on
 
 The ledger is the file that FAKE_MCP_LEDGER names. It also gets {"started": pid}, {"sleeping": id}, {"cancelled": id} and, as it
 ends in order, {"ended": pid}.
@@ -42,10 +43,12 @@ NUMBERS = ("seconds", "bytes", "count")
 TOOLS = {
     "echo": ["text"], "sleep": ["seconds"], "effect": ["text"], "die": [], "fork": [], "env": [], "huge": ["bytes"],
     "line": ["bytes"], "error": ["text"], "refuse": ["text"], "image": [], "structured": [], "ask": ["count"],
+    "pester": ["count"],
 }
 
 writing = threading.Lock()
 called = threading.Event()
+deaf = threading.Event()
 answers = threading.Semaphore(0)
 stops = {}
 
@@ -120,6 +123,11 @@ def call(name, given, call_id, stop, ask):
                             {"type": "text", "text": "a picture"}]}
     if name == "structured":
         return {"content": [], "structuredContent": {"answer": 42}}
+    if name == "pester":
+        deaf.set()
+        for number in range(int(given["count"])):
+            put({"jsonrpc": "2.0", "id": "p%d" % number, "method": "ping"})
+        return text("not one was heard")
     if name == "ask":
         return text(str(ask(int(given["count"]))))
     raise Refused("no tool " + name)
@@ -196,6 +204,8 @@ def serve_stdio():
         print("Welcome to the fake server")
         threading.Thread(target=flood, daemon=True).start()
     for line in sys.stdin:
+        while deaf.is_set():
+            time.sleep(600)
         threading.Thread(target=work, args=(json.loads(line),), daemon=True).start()
     note({"ended": os.getpid()})
 

@@ -222,7 +222,7 @@ fn named<'a>(plan: &ToolPlan<'a>) -> Result<Vec<(&'a str, &'a McpServerConfig)>,
     Ok(all.map(|(name, config)| (name.as_str(), config)).collect())
 }
 
-// For the parts: whether a shell is on, and whether each command is asked for.
+// Whether a person is asked about each command; `None` where there is no shell.
 fn shell_asks(shell: Shell) -> Option<bool> {
     match shell {
         Shell::Off => None,

@@ -60,6 +60,9 @@ pub(super) fn refusal(error: &(dyn Error + Send + Sync + 'static)) -> Option<Str
         StreamableHttpError::AuthRequired(_) | StreamableHttpError::InsufficientScope(_) => {
             Some("does not accept our token".to_owned())
         }
+        StreamableHttpError::HttpStatus(error) if error.status == 429 => {
+            Some("does not take more calls for now".to_owned())
+        }
         _ => None,
     }
 }

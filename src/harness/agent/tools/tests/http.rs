@@ -5,9 +5,6 @@ use std::process::{Child, Command, Stdio};
 
 use super::*;
 
-/// A variable that each test has, and so the token: the fake server wants its value.
-const TOKEN_ENV: &str = "CARGO_PKG_NAME";
-
 /// The fake server on loopback. Dropping it ends it.
 struct Fake {
     child: Child,
@@ -23,7 +20,9 @@ impl Fake {
     fn start_at(port: &str, options: &[&str], directory: TempDir) -> Self {
         let mut command = Command::new("python3");
         command.arg(SERVER).arg("--http").args(options).env("FAKE_MCP_PORT", port);
-        command.env("FAKE_MCP_LEDGER", directory.path().join("ledger")).env("FAKE_MCP_TOKEN", "ostler");
+        command
+            .env("FAKE_MCP_LEDGER", directory.path().join("ledger"))
+            .env("FAKE_MCP_TOKEN", own_variable().1);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -41,7 +40,7 @@ impl Fake {
     }
 
     fn with_token(&self) -> Rig {
-        self.rig("mcp", &format!("token_env = \"{TOKEN_ENV}\"\ntimeout_seconds = 2"))
+        self.rig("mcp", &format!("token_env = {:?}\ntimeout_seconds = 2", own_variable().0))
     }
 
     fn kill(&mut self) {
@@ -65,7 +64,7 @@ async fn tools_are_listed_and_called_whether_answers_are_streamed_or_not() {
     for options in [&[][..], &["--sse"]] {
         let fake = Fake::start(options);
         let tools = fake.with_token().open().await;
-        assert_eq!(tools.specs().len(), 3 + 13);
+        assert_eq!(tools.specs().len(), 3 + 14);
         for (tool, input, outcome, content) in [
             ("echo", json!({"text": "ñ"}), Outcome::Succeeded, "ñ"),
             ("error", json!({"text": "no such thing"}), Outcome::Failed, "no such thing"),
@@ -86,19 +85,20 @@ async fn without_its_token_a_server_is_not_used_and_no_token_is_shown() {
     let fake = Fake::start(&[]);
     for (line, words) in [
         ("", "does not accept our token"),
-        ("token_env = \"CARGO_PKG_VERSION\"", "does not accept our token"),
+        ("token_env = \"PATH\"", "does not accept our token"),
         ("token_env = \"NO_SUCH_VARIABLE\"", "NO_SUCH_VARIABLE is not set"),
     ] {
         let failure = fake.rig("mcp", line).try_open().await.err().unwrap();
         assert!(failure.message.contains(words), "{line}: {}", failure.message);
-        assert!(!failure.message.contains(env!("CARGO_PKG_VERSION")), "{}", failure.message);
+        let path = std::env::var_os("PATH").unwrap().into_string().unwrap();
+        assert!(!failure.message.contains(&path), "{}", failure.message);
     }
 }
 
 #[tokio::test]
 async fn a_redirect_is_not_followed() {
     let fake = Fake::start(&[]);
-    let rig = fake.rig("moved", &format!("token_env = \"{TOKEN_ENV}\""));
+    let rig = fake.rig("moved", &format!("token_env = {:?}", own_variable().0));
     let failure = rig.try_open().await.err().unwrap();
     assert_eq!(failure.code, "tools_unavailable");
     assert_eq!(fake.ledger("elsewhere").len(), 0);

@@ -10,7 +10,7 @@ async fn call(tools: &Toolbox, tool: &str, input: Value) -> Called {
 async fn tools_are_listed_over_all_pages_and_what_cannot_be_one_is_left_out() {
     let rig = Rig::with_fake(&["--odd", "--noise"], "require_approval = [\"effect\"]");
     let tools = rig.open().await;
-    assert_eq!(tools.specs().len(), 3 + 13);
+    assert_eq!(tools.specs().len(), 3 + 14);
     let spec = |name: &str| tools.find(name).unwrap();
     let echo = spec("mcp__fake__echo");
     assert_eq!((echo.kind.as_str(), echo.asks, echo.description.as_str()), ("read", false, "Does echo."));
@@ -60,15 +60,20 @@ async fn a_call_gives_text_or_a_word_for_what_is_none() {
 
 #[tokio::test]
 async fn a_server_has_the_environment_that_the_operator_named_and_no_more() {
-    let mut rig = Rig::with_fake(&[], "inherit_env = [\"CARGO_PKG_NAME\"]");
-    rig.config.tools.result_max_bytes = 64 << 10;
-    let tools = rig.open().await;
-    let env: Value = serde_json::from_str(&call(&tools, "env", json!({})).await.content).unwrap();
-    assert_eq!(env["CARGO_PKG_NAME"], "ostler");
-    assert_eq!(env["HOME"], rig.state.path().to_str().unwrap());
-    assert!(env.get("CARGO_MANIFEST_DIR").is_none());
-    assert!(std::env::vars_os().any(|(name, _)| name == "CARGO_MANIFEST_DIR"));
-    tools.close().await;
+    let (name, value) = own_variable();
+    for is_named in [true, false] {
+        let mut rig = Rig::with_fake(&[], "");
+        rig.config.tools.result_max_bytes = 64 << 10;
+        let named = is_named.then(|| name.clone());
+        rig.config.mcp.get_mut("fake").unwrap().inherit_env.extend(named);
+        let tools = rig.open().await;
+        let env: Value = serde_json::from_str(&call(&tools, "env", json!({})).await.content).unwrap();
+        assert_eq!(env["HOME"], rig.state.path().to_str().unwrap());
+        assert_eq!(env["FAKE_MCP_LEDGER"], rig.ledger_path().to_str().unwrap());
+        let is_there = env.get(&name).is_some_and(|found| *found == value);
+        assert_eq!((is_there, env.get(&name).is_some()), (is_named, is_named), "{name}");
+        tools.close().await;
+    }
 }
 
 #[tokio::test]
@@ -143,6 +148,20 @@ async fn a_server_that_says_too_much_at_once_is_ended_and_started_anew() {
     assert_eq!(rig.ledger("started").len(), 2);
     assert!(!is_alive(rig.ledger("started")[0].as_i64().unwrap().try_into().unwrap()));
     tools.close().await;
+}
+
+#[tokio::test]
+async fn a_server_that_asks_without_end_and_does_not_listen_holds_nobody_up() {
+    let rig = Rig::with_fake(&[], "timeout_seconds = 1");
+    let tools = rig.open().await;
+    let called = call(&tools, "pester", json!({"count": 20_000})).await;
+    // Either it was done in that second or not.
+    assert!(called.outcome != Outcome::Failed, "{}", called.content);
+    let next = call(&tools, "effect", json!({"text": "x"})).await;
+    assert_eq!((next.outcome, rig.ledger("effect").len()), (Outcome::Uncertain, 0), "{}", next.content);
+    let begun = Instant::now();
+    tools.close().await;
+    assert!(begun.elapsed() < DEADLINE && rig.processes().is_empty());
 }
 
 #[tokio::test]
