@@ -134,14 +134,17 @@ impl Toolbox {
                 limit: config.timeout_seconds.map_or(limit, Duration::from_secs),
                 result_max_bytes: plan.tools.result_max_bytes,
             };
-            Server::start(plan).await.map_err(|words| format!("the MCP server {name}: {words}"))
+            let started = Server::start(plan).await;
+            let started = started.map(|(server, offers)| (server, offers, config));
+            started.map_err(|words| format!("the MCP server {name}: {words}"))
         }));
         let mut servers = BTreeMap::new();
         let mut complaints = Vec::new();
         for started in started.await {
             match started {
-                Ok((server, offers)) => {
+                Ok((server, offers, config)) => {
                     catalogue.add(server.name(), offers);
+                    catalogue.tell_missing(server.name(), config);
                     servers.insert(server.name().to_owned(), Arc::new(server));
                 }
                 Err(complaint) => complaints.push(complaint),
@@ -172,7 +175,7 @@ impl Toolbox {
         self.specs().iter().find(|spec| spec.name == name)
     }
 
-    /// What servers offered and the model is not told of, in words.
+    /// What servers offered and the model is not told of, and what the operator named and no server has, in words.
     pub(super) fn left_out(&self) -> &[String] {
         self.catalogue.left_out()
     }

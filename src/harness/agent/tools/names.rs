@@ -1,6 +1,6 @@
 //! The names that tools have, and which offers of servers become tools.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -58,7 +58,22 @@ impl Catalogue {
         for offer in offers {
             let name = format!("mcp__{server}__{}", offer.tool);
             if let Err(why) = self.take(name, offer) {
-                self.leave_out(server, why);
+                self.leave_out(format!("the MCP server {server} offers {why}"));
+            }
+        }
+    }
+
+    /// Tells of tools that the operator names and the server does not have: a person who is to be asked about one is not.
+    pub(super) fn tell_missing(&mut self, server: &str, config: &McpServerConfig) {
+        let named: BTreeSet<&String> =
+            config.tools.iter().flatten().chain(&config.require_approval).collect();
+        for tool in named.into_iter().filter(|tool| *tool != "*") {
+            let name = format!("mcp__{server}__{tool}");
+            if !self.specs.iter().any(|spec| spec.name == name) {
+                let shown = clipped(tool, NAME_MAX_BYTES);
+                self.leave_out(format!(
+                    "the MCP server {server} has no tool {shown:?}, which its table names"
+                ));
             }
         }
     }
@@ -99,10 +114,9 @@ impl Catalogue {
         Ok(())
     }
 
-    fn leave_out(&mut self, server: &str, why: String) {
-        let words = format!("the MCP server {server} offers {why}");
+    fn leave_out(&mut self, words: String) {
         if self.left_out.len() < LEFT_OUT_MAX {
-            tracing::warn!(server, "a tool is left out: {words}");
+            tracing::warn!("a tool is not there: {words}");
             self.left_out.push(words);
             return;
         }
@@ -266,6 +280,17 @@ mod tests {
         assert_eq!(catalogue.specs().len(), TOOLS_MAX);
         assert_eq!(catalogue.left_out().len(), LEFT_OUT_MAX);
         assert_eq!(catalogue.left_out().last().unwrap(), "and 844 more");
+    }
+
+    #[test]
+    fn a_tool_that_the_operator_names_and_the_server_does_not_have_is_told_of() {
+        let mut catalogue = Catalogue::default();
+        catalogue.add("srv", vec![offer("a"), offer("two words")]);
+        let text = "tools = [\"a\", \"b\"]\nrequire_approval = [\"b\", \"c\", \"*\"]";
+        catalogue.tell_missing("srv", &toml::from_str(text).unwrap());
+        let told: Vec<_> = catalogue.left_out().iter().skip(1).map(String::as_str).collect();
+        let words = |tool: &str| format!("the MCP server srv has no tool \"{tool}\", which its table names");
+        assert_eq!(told, [words("b"), words("c")]);
     }
 
     #[test]

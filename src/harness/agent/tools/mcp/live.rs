@@ -25,9 +25,10 @@ use crate::harness::child::{Process, find_program, own_variable};
 pub(super) const START_DEADLINE: Duration = Duration::from_secs(30);
 /// How long the end of a connection over HTTP may take.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
-/// How long the exit of a process whose pipe is closed may take to be known.
+/// How long the exit of a process may take to be known when its pipe is closed.
 const EXIT_GRACE: Duration = Duration::from_millis(300);
 const WORDS_MAX_BYTES: usize = 500;
+const ENDED: &str = "it ended before it was ready";
 
 /// The way to a server, each time it is started.
 pub(super) enum Way {
@@ -229,15 +230,21 @@ async fn introduce(
 
 fn complaint(error: &ClientInitializeError) -> String {
     let words = match error {
+        // Whoever has ended may be met in either pipe.
+        ClientInitializeError::TransportError { error, .. } if error.error.is::<std::io::Error>() => {
+            ENDED.to_owned()
+        }
+        ClientInitializeError::ConnectionClosed(_) => ENDED.to_owned(),
         ClientInitializeError::TransportError { error, .. } => http::words(error.error.as_ref()),
         ClientInitializeError::JsonRpcError(error) => format!("it refused: {}", error.message),
-        ClientInitializeError::ConnectionClosed(_) => "it ended before it was ready".to_owned(),
         _ => "it does not speak the protocol as we do".to_owned(),
     };
     clipped(&words, WORDS_MAX_BYTES)
 }
 
 async fn abandon(name: &str, process: &Process, words: String) -> String {
+    // By itself, if it is about to: that says more.
+    let _ = timeout(EXIT_GRACE, process.exited()).await;
     process.kill().await;
     let stderr = process.keep_last_words().await;
     tracing::warn!(server = name, stderr, "an MCP server did not come up");

@@ -110,6 +110,24 @@ async fn a_command_sees_the_allow_list_of_the_environment_alone() {
 }
 
 #[tokio::test]
+async fn a_command_that_cannot_be_started_is_a_failed_call() {
+    let mut rig = rig("");
+    let tools = rig.open().await;
+    // What confines it is drawn around directories that are there.
+    rig.state = tempfile::tempdir().unwrap();
+    if level() > 0 {
+        let called = run(&tools, "touch made").await;
+        assert_eq!(called.outcome, Outcome::Failed);
+        assert!(called.content.contains("could not be started: landlock: "), "{}", called.content);
+        assert!(!rig.path("made").exists());
+    }
+    rig.workspace = tempfile::tempdir().unwrap();
+    let called = run(&tools, "touch made").await;
+    assert_eq!(called.outcome, Outcome::Failed);
+    assert!(called.content.contains("could not be started: "), "{}", called.content);
+}
+
+#[tokio::test]
 async fn a_command_is_confined_to_its_directories() {
     // Where the kernel has no landlock nothing can be shown of it.
     if level() == 0 {

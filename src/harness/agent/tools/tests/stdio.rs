@@ -29,6 +29,7 @@ async fn only_the_tools_that_the_operator_wants_are_there() {
     let tools = rig.open().await;
     let names: Vec<_> = tools.specs().iter().skip(3).map(|spec| (spec.name.as_str(), spec.asks)).collect();
     assert_eq!(names, [("mcp__fake__echo", true)]);
+    assert_eq!(tools.left_out(), ["the MCP server fake has no tool \"none\", which its table names"]);
     let called = call(&tools, "effect", json!({"text": "x"})).await;
     assert_eq!((called.outcome, rig.ledger("effect").len()), (Outcome::Failed, 0));
     tools.close().await;
