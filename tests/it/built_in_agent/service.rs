@@ -29,7 +29,8 @@ async fn a_turn_runs_through_the_service_and_is_told_as_any_other() {
 #[tokio::test]
 async fn settings_are_refused_with_all_their_mistakes_and_the_harness_says_what_it_can() {
     let model = ChatModel::start();
-    let server = home(&model, "").start().await;
+    let home = home(&model, "");
+    let server = home.start().await;
     let api = server.api();
     let body = json!({"harness": "agent", "settings": {"version": 2, "memory": {"recent_turns": 4}, "x": 1}});
     let refused = api.post("/v1/sessions", body).await.problem(422, "invalid_input");
@@ -49,7 +50,8 @@ async fn settings_are_refused_with_all_their_mistakes_and_the_harness_says_what_
 
 #[tokio::test]
 async fn without_a_model_the_agent_says_what_to_configure() {
-    let server = Home::new().start().await;
+    let home = Home::new();
+    let server = home.start().await;
     let api = server.api();
     let agent = api.get("/v1/harnesses/agent").await.expect(200);
     assert_eq!(agent["available"], false);
