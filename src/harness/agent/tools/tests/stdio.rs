@@ -1,6 +1,7 @@
 //! MCP servers that are child processes.
 
 use super::*;
+use crate::harness::child;
 
 async fn call(tools: &Toolbox, tool: &str, input: Value) -> Called {
     tools.call(&format!("mcp__fake__{tool}"), &input).await
@@ -199,6 +200,24 @@ async fn dropping_the_tools_ends_servers_at_once() {
     let child: i32 = call(&tools, "fork", json!({})).await.content.parse().unwrap();
     drop(tools);
     eventually("all are dead", || !is_alive(child) && rig.processes().is_empty()).await;
+}
+
+#[tokio::test]
+async fn what_tools_leave_running_is_found_by_its_session_as_of_any_agent() {
+    let mut rig = Rig::with_fake(&[], "");
+    rig.config.tools.shell = Shell::Allow;
+    let tools = Arc::new(rig.open().await);
+    let child: i32 = call(&tools, "fork", json!({})).await.content.parse().unwrap();
+    let running = tokio::spawn({
+        let tools = Arc::clone(&tools);
+        async move { tools.call("shell", &json!({"command": "touch begun; sleep 600"})).await }
+    });
+    eventually("the command runs", || rig.path("begun").exists()).await;
+    assert!(rig.processes().len() >= 4 && is_alive(child));
+    let directories = [&rig.workspace, &rig.state].map(|directory| directory.path().to_owned());
+    child::end_left(rig.session_id.clone(), directories.to_vec()).await;
+    assert!(!is_alive(child) && rig.processes().is_empty());
+    assert_eq!(running.await.unwrap().outcome, Outcome::Failed);
 }
 
 #[tokio::test]
