@@ -1,6 +1,7 @@
 //! What the operator says of the agent harness: `[harness.agent]` in ostler.toml.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::Deserialize;
 
@@ -105,7 +106,7 @@ pub enum Shell {
 }
 
 /// `[harness.agent.mcp.NAME]`: an MCP server, as a child process of its own for each session, or over HTTP.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct McpServerConfig {
     /// The program and its arguments; `{workspace}` and `{state}` are filled in.
@@ -124,6 +125,18 @@ pub struct McpServerConfig {
     pub require_approval: Vec<String>,
     /// How long a call may take, in seconds, in place of the built-in tools' time.
     pub timeout_seconds: Option<u64>,
+}
+
+/// Without the values of its environment, which may be secrets, and the query of its address.
+impl fmt::Debug for McpServerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let url = self.url.as_deref().map(|url| url.split('?').next().unwrap_or_default());
+        f.debug_struct("McpServerConfig")
+            .field("command", &self.command.first())
+            .field("env", &self.env.keys())
+            .field("url", &url)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for ToolsConfig {

@@ -9,6 +9,7 @@
 mod calls;
 pub mod config;
 mod context;
+mod http;
 mod links;
 mod message;
 mod model;
@@ -32,6 +33,7 @@ use serde_json::Value;
 use self::config::AgentConfig;
 use self::config::McpServerConfig;
 use self::context::Budget;
+use self::http::Clients;
 use self::model::{Models, ToolSpec};
 use self::runtime::Agent;
 use self::settings::{Caps, Offer, SessionServer, Settings, ToolPolicy};
@@ -59,6 +61,8 @@ pub struct AgentHarness {
     models: Models,
     defaults: Settings,
     project: Option<Arc<ProjectCheck>>,
+    /// For MCP servers.
+    clients: Clients,
     launcher: Launcher,
     clock: Clock,
 }
@@ -85,8 +89,9 @@ impl AgentHarness {
             complaints.push(format!("project.{complaint}"));
             None
         });
-        let (name, project, clock) = (name.to_owned(), project.map(Arc::new), Clock::System);
-        let mut harness = Self { name, config, models, defaults, project, launcher, clock };
+        let (name, project, clients, clock) =
+            (name.to_owned(), project.map(Arc::new), Clients::fresh(), Clock::System);
+        let mut harness = Self { name, config, models, defaults, project, clients, launcher, clock };
         match serde_json::to_value(&harness.config.settings) {
             Err(error) => complaints.push(format!("settings: {error}")),
             Ok(table) => match Settings::of_operator(&table, &harness) {
@@ -275,7 +280,7 @@ impl Harness for AgentHarness {
             session_mcp: &own,
             launcher: &self.launcher,
             options: &options,
-            http: tools::http_client().map_err(failed)?,
+            clients: &self.clients,
         };
         let tools = Toolbox::open(plan).await.map_err(failed)?;
         let unknown = unknown_names(&tools, &settings.tool_policy);

@@ -9,8 +9,8 @@ use reqwest::Response;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderName, RETRY_AFTER};
 use secrecy::ExposeSecret;
 
+use super::super::http::root_cause;
 use super::assemble::{Answer, Wrong};
-use super::http::root_cause;
 use super::refusal::Refusal;
 use super::stream::{self, Events, Fault};
 use super::wire::{self, Chunk, Customs};

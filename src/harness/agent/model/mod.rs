@@ -5,7 +5,6 @@
 
 mod assemble;
 mod call;
-mod http;
 mod refusal;
 mod retry;
 mod stream;
@@ -24,8 +23,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub(super) use self::call::ModelCall;
-use self::http::Clients;
 use super::config::ModelConfig;
+use super::http::Clients;
 use super::message::{Message, ToolCall};
 use crate::domain::turn::{Failure, Usage};
 
@@ -164,7 +163,7 @@ impl Models {
         configs: &BTreeMap<String, ModelConfig>,
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, Vec<String>> {
-        let (clients, mut models, mut complaints) = (Clients::default(), BTreeMap::new(), Vec::new());
+        let (clients, mut models, mut complaints) = (Clients::keeping(), BTreeMap::new(), Vec::new());
         for (name, config) in configs {
             let wrong = complaints_about(config);
             complaints.extend(wrong.into_iter().map(|complaint| format!("models.{name}.{complaint}")));

@@ -10,7 +10,7 @@ use sse_stream::{Error, Sse, SseStream};
 use thiserror::Error;
 use tokio::time::timeout;
 
-use super::http::root_cause;
+use super::super::http::root_cause;
 
 /// The largest event, in bytes, and so the longest line.
 const EVENT_MAX: usize = 1 << 20;

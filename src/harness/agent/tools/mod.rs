@@ -27,14 +27,12 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use self::cap::capped;
-#[allow(unused_imports, reason = "the loop that calls them is to come")]
-pub(super) use self::mcp::http_client;
 use self::mcp::{Plan, Server};
 use self::names::{Catalogue, mcp_name};
-#[allow(unused_imports, reason = "the loop that calls them is to come")]
 pub(super) use self::names::{check, known_name};
 use self::place::Place;
 use super::config::{McpServerConfig, Shell, ToolsConfig};
+use super::http::Clients;
 use super::message::Outcome;
 use crate::domain::event::Output;
 use crate::domain::turn::Failure;
@@ -94,8 +92,8 @@ pub(super) struct ToolPlan<'a> {
     pub launcher: &'a Launcher,
     /// The session.
     pub options: &'a StartOptions,
-    /// From [`http_client`].
-    pub http: reqwest::Client,
+    /// For servers over HTTP.
+    pub clients: &'a Clients,
 }
 
 /// The tools of a session. Dropping it ends its servers at once.
@@ -130,7 +128,7 @@ impl Toolbox {
                 name,
                 config,
                 place: &place,
-                http: &plan.http,
+                clients: plan.clients,
                 limit: config.timeout_seconds.map_or(limit, Duration::from_secs),
                 result_max_bytes: plan.tools.result_max_bytes,
             };

@@ -1,38 +1,18 @@
-//! Servers over streamable HTTP: the client, the way to one, and words for what went wrong that hold no address and no token.
+//! Servers over streamable HTTP: the way to one, and words for what went wrong that hold no address and no token.
 
 use std::error::Error;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::NeverRetry;
 use rmcp::transport::streamable_http_client::{StreamableHttpClientTransportConfig, StreamableHttpError};
 
-use crate::domain::turn::Failure;
+use crate::harness::agent::http::root_cause;
 use crate::harness::agent::tools::cap::clipped;
 use crate::harness::child::LINE_MAX_BYTES;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ERROR_MAX_BYTES: usize = 2 << 10;
 const WORDS_MAX_BYTES: usize = 500;
-
-/// The client for all servers. It follows no redirect: whoever allowed an address has not seen where another leads. And it keeps no
-/// connection: whether what is written to an old one arrives is not known, but a new one is there or is not.
-///
-/// # Errors
-/// `tools_unavailable`, when the machine has nothing to check certificates with.
-pub(in crate::harness::agent) fn http_client() -> Result<reqwest::Client, Failure> {
-    // Fails only when a provider is installed already, which is as good.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = reqwest::Client::builder()
-        .connect_timeout(CONNECT_TIMEOUT)
-        .pool_max_idle_per_host(0)
-        .redirect(reqwest::redirect::Policy::none())
-        .user_agent(concat!("ostler/", env!("CARGO_PKG_VERSION")))
-        .build();
-    client
-        .map_err(|error| Failure::new("tools_unavailable", format!("no HTTP client: {}", root_cause(&error))))
-}
 
 /// The way to a server. A stream that breaks is not taken up again: what it would have said is not known then.
 pub(super) fn way(
@@ -77,12 +57,4 @@ pub(super) fn words(error: &(dyn Error + Send + Sync + 'static)) -> String {
         _ => error.to_string(),
     };
     clipped(&words, WORDS_MAX_BYTES)
-}
-
-fn root_cause(error: &reqwest::Error) -> String {
-    let Some(mut cause) = error.source() else { return "the request failed".to_owned() };
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    cause.to_string()
 }

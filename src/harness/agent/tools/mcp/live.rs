@@ -90,7 +90,8 @@ impl Way {
                 value.filter(|value| !value.is_empty()).ok_or_else(|| format!("{name} is not set"))
             });
             let token = token.transpose()?.map(SecretString::from);
-            return Ok(Self::Http { client: plan.http.clone(), url: url.clone(), token });
+            let address = reqwest::Url::parse(url).map_err(|error| format!("its address: {error}"))?;
+            return Ok(Self::Http { client: plan.clients.for_url(&address)?, url: url.clone(), token });
         }
         let (name, arguments) = config.command.split_first().ok_or("it has no command")?;
         let text = |path: &Path| path.to_str().map(str::to_owned).ok_or("its directories are not UTF-8");

@@ -24,7 +24,6 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-pub(in crate::harness::agent) use self::http::http_client;
 use self::live::{Live, Way};
 use super::Called;
 use super::cap::capped;
@@ -32,6 +31,7 @@ use super::names::Offer;
 use super::place::Place;
 use crate::harness::Fence;
 use crate::harness::agent::config::McpServerConfig;
+use crate::harness::agent::http::Clients;
 
 /// How long the answer of a server that has ended may take to be read.
 const LAST_ANSWER_GRACE: Duration = Duration::from_millis(200);
@@ -45,7 +45,7 @@ pub(super) struct Plan<'a> {
     /// Where it runs, if it is a child process.
     pub place: &'a Place,
     /// The way to it, if it is not.
-    pub http: &'a reqwest::Client,
+    pub clients: &'a Clients,
     /// How long a call may take.
     pub limit: Duration,
     /// How much of a result the model is given.

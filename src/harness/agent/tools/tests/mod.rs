@@ -83,7 +83,7 @@ impl Rig {
             session_mcp: &self.session_mcp,
             launcher: &Launcher::new(program(), self.private.clone()),
             options: &options,
-            http: http_client().unwrap(),
+            clients: &Clients::fresh(),
         };
         Toolbox::open(plan).await
     }
