@@ -154,6 +154,11 @@ pub trait Harness: Send + Sync {
         None
     }
 
+    /// The models that sessions may choose from by their settings' `model`; none where that is not theirs to choose.
+    fn models(&self) -> Vec<&str> {
+        Vec::new()
+    }
+
     /// Checks a session's settings and gives them back complete, with defaults filled in. Unknown keys are refused. Null is what a
     /// caller gives that says nothing of them.
     ///

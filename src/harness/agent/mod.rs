@@ -164,7 +164,7 @@ impl Offer for AgentHarness {
         self.models.get(name).is_some()
     }
 
-    fn models(&self) -> Vec<&str> {
+    fn model_names(&self) -> Vec<&str> {
         self.models.names().collect()
     }
 
@@ -237,6 +237,10 @@ impl Harness for AgentHarness {
 
     fn version(&self) -> Option<String> {
         Some(env!("CARGO_PKG_VERSION").to_owned())
+    }
+
+    fn models(&self) -> Vec<&str> {
+        self.models.names().collect()
     }
 
     fn validate(&self, settings: &Value) -> Result<Value, Vec<String>> {

@@ -15,7 +15,7 @@ use crate::domain::approval::Decision;
 use crate::domain::event::{Output, RewindReason, ToolEnd, ToolStatus};
 use crate::harness::child::Launcher;
 use crate::harness::rig::{self, Live, Seen, answer, code};
-use crate::harness::{Answer, Availability, Continuity, Harness, StartOptions, TurnOutcome};
+use crate::harness::{Answer, Availability, Continuity, Harness, HarnessConfig, StartOptions, TurnOutcome};
 
 /// A model and an agent at work with it.
 struct Rig {

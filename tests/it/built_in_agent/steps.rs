@@ -137,8 +137,12 @@ async fn killed_at(point: &str, time: usize) {
 #[tokio::test]
 async fn killed_between_any_two_steps_each_effect_is_had_at_most_once_and_the_turn_ends_as_if_nothing_had_been()
  {
+    // Half of them on the one database, the other half on the other; all of them with OSTLER_AGENT_STEPS=all.
+    let step = if std::env::var("OSTLER_AGENT_STEPS").as_deref() == Ok("all") { 1 } else { 2 };
+    let skip = (step - 1) * usize::from(std::env::var("OSTLER_TEST_DATABASE").as_deref() == Ok("postgres"));
     let all = POINTS.iter().flat_map(|(point, times)| (1..=*times).map(move |time| (*point, time)));
-    let runs = futures_util::stream::iter(all).map(|(point, time)| killed_at(point, time));
+    let some = all.skip(skip).step_by(step);
+    let runs = futures_util::stream::iter(some).map(|(point, time)| killed_at(point, time));
     let count = runs.buffer_unordered(3).count().await;
     println!("killed at {count} places");
 }

@@ -141,7 +141,7 @@ pub(super) trait Offer {
     /// Whether there is a model of this name.
     fn has_model(&self, name: &str) -> bool;
     /// The names of all models.
-    fn models(&self) -> Vec<&str>;
+    fn model_names(&self) -> Vec<&str>;
     /// Whether there can be a tool of this name, with these servers of the session's own.
     fn has_tool(&self, name: &str, own: &BTreeMap<String, SessionServer>) -> bool;
     /// Why a session may not have this server.
@@ -324,7 +324,7 @@ fn read_model(reader: &mut Reader<'_>, offer: &dyn Offer, model: &mut String) {
     let Some(value) = reader.value("model") else { return };
     match value.as_str().filter(|name| offer.has_model(name)) {
         Some(name) => name.clone_into(model),
-        None => reader.complain("model", format!("must be one of {}", offer.models().join(", "))),
+        None => reader.complain("model", format!("must be one of {}", offer.model_names().join(", "))),
     }
 }
 

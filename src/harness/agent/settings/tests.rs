@@ -16,9 +16,9 @@ impl Offer for Shop {
         &self.caps
     }
     fn has_model(&self, name: &str) -> bool {
-        self.models().contains(&name)
+        self.model_names().contains(&name)
     }
-    fn models(&self) -> Vec<&str> {
+    fn model_names(&self) -> Vec<&str> {
         vec!["main", "small"]
     }
     fn has_tool(&self, name: &str, own: &BTreeMap<String, SessionServer>) -> bool {

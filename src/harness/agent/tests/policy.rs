@@ -167,6 +167,27 @@ async fn an_agent_without_a_model_says_what_to_do() {
     }
 }
 
+#[test]
+fn what_the_readme_says_of_the_configuration_is_so() {
+    #[derive(serde::Deserialize)]
+    struct File {
+        #[serde(deserialize_with = "HarnessConfig::read_all")]
+        harness: std::collections::BTreeMap<String, HarnessConfig>,
+    }
+    let readme = include_str!("../../../../README.md");
+    let blocks = readme.split("```toml\n").skip(1).filter_map(|block| block.split("```").next());
+    let ours: Vec<_> = blocks.filter(|block| block.contains("[harness.agent")).collect();
+    assert_eq!(ours.len(), 2);
+    let file: File = toml::from_str(&ours.concat()).unwrap();
+    let HarnessConfig::Agent(mut config) = file.harness["agent"].clone() else { panic!("no agent") };
+    // No such program is on this machine.
+    config.project = None;
+    let harness = AgentHarness::new("agent", *config, Launcher::of_this_program(Vec::new())).unwrap();
+    let stored = harness
+        .validate(&json!({"version": 1, "mcp_servers": {"own": {"url": "https://mcp.example.com/x"}}}));
+    assert_eq!(stored.unwrap()["planning"]["mode"], "off");
+}
+
 #[tokio::test]
 async fn a_session_s_own_server_is_where_the_operator_allows_it() {
     let model = ChatModel::start();
