@@ -178,6 +178,7 @@ impl Task<Agent> {
             self.tell(changed).await?;
         }
         self.record(at, called.outcome, called.content).await?;
+        self.runtime.turn()?.stalls = 0;
         // The next step is taken when this one is surely known.
         self.note_durably().await?;
         fault::point("agent.tool.stored");

@@ -25,6 +25,9 @@ use crate::domain::turn::Failure;
 use crate::harness::task::{End, Heed, Runtime, Task};
 use crate::harness::{Answer, TurnInput, TurnOutcome};
 
+/// So many processes may be lost at one and the same step.
+const STALLS_MAX: u64 = 5;
+
 /// See the module.
 pub(super) struct Agent {
     pub state: State,
@@ -142,6 +145,10 @@ impl Task<Agent> {
     /// Goes on where a lost process stood.
     async fn take_up(&mut self) -> Result<(), End> {
         let turn = self.runtime.turn()?;
+        turn.stalls += 1;
+        if turn.stalls > STALLS_MAX {
+            return Err(End::Outcome(TurnOutcome::Interrupted));
+        }
         let uncertain: Vec<usize> =
             (0..turn.calls.len()).filter(|at| turn.calls[*at].phase == Phase::Started).collect();
         if uncertain.is_empty()
@@ -155,9 +162,7 @@ impl Task<Agent> {
         for at in &uncertain {
             self.record(*at, Outcome::Uncertain, UNCERTAIN.to_owned()).await?;
         }
-        if !uncertain.is_empty() {
-            self.note().await?;
-        }
+        self.note_durably().await?;
         let goes_on = uncertain.is_empty() || self.runtime.turn()?.has_question();
         if !goes_on {
             return Err(End::Outcome(TurnOutcome::Interrupted));

@@ -47,6 +47,8 @@ pub(super) struct Turn {
     pub tool_calls: u64,
     /// How often the model was told that its answer does not stand.
     pub repairs: u64,
+    /// How many processes have taken it up since its last step: one that takes its processes with it is not gone on with for ever.
+    pub stalls: u64,
     /// How long it has worked, in milliseconds.
     pub worked_ms: u64,
     /// How many characters of what it has put out stand.
@@ -157,6 +159,7 @@ impl State {
             model_calls: 0,
             tool_calls: 0,
             repairs: 0,
+            stalls: 0,
             worked_ms: 0,
             said: 0,
             usage: Usage::NONE,

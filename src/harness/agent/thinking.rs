@@ -103,6 +103,7 @@ impl Task<Agent> {
                     let turn = self.runtime.turn()?;
                     turn.usage = turn.usage.plus(reply.usage.unwrap_or(Usage::UNKNOWN));
                     let usage = turn.usage;
+                    turn.stalls = 0;
                     self.tell(Output::Usage(usage)).await?;
                     return Ok(reply);
                 }

@@ -142,6 +142,24 @@ async fn a_state_that_cannot_be_read_is_a_conversation_that_is_lost() {
 }
 
 #[tokio::test]
+async fn a_turn_that_takes_its_processes_with_it_is_given_up_after_some() {
+    let mut rig = Rig::new(json!({})).await;
+    rig.live.prompt("/say First.\n/call list_files {}\n/next\n/hang").await;
+    let stored = |seen: &Seen| !seen.tools().is_empty() && seen.order.last() == Some(&"stored");
+    let mut state = rig.live.read(stored).await.state().clone();
+    let Rig { model, mut live } = rig;
+    for lost in 1..=5 {
+        live = live.lost_and_restored(&state).await;
+        state = live.durable_checkpoint().await.0;
+        assert_eq!(state["turn"]["stalls"], json!(lost));
+    }
+    let mut live = live.lost_and_restored(&state).await;
+    assert_eq!(live.end().await.ended, Some(TurnOutcome::Interrupted));
+    assert_eq!(live.turn("/say on").await.text(), "on");
+    drop(model);
+}
+
+#[tokio::test]
 async fn waiting_for_a_person_is_no_work() {
     let more = json!({"tool_policy": {"require_approval": ["write_file"]}, "execution": {"max_duration_seconds": 1}});
     let mut rig = Rig::new(more).await;
