@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::lookup::EVENTS_AT_ONCE;
 use super::{Service, ServiceResult};
 use crate::domain::event::{Event, NewEvent, Output, ToolEnd, ToolStart, ToolStatus};
+use crate::domain::session::Session;
 use crate::domain::turn::{Turn, Usage};
 use crate::ids::SessionKey;
 
@@ -139,6 +140,14 @@ impl SoFar {
 }
 
 impl Service {
+    /// What the agent has said in a turn so far, its first MiB.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn words_so_far(&self, session: &Session, turn: &Turn) -> ServiceResult<String> {
+        Ok(self.so_far(session.key, turn).await?.text)
+    }
+
     /// Reads what a turn has put out so far.
     pub(super) async fn so_far(&self, key: SessionKey, turn: &Turn) -> ServiceResult<SoFar> {
         let mut so_far = SoFar::default();

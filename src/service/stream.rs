@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::lookup::{EVENTS_AT_ONCE, check_cursor};
 use super::{Service, ServiceError, ServiceResult};
-use crate::domain::event::{DELTA_KINDS, TURN_END_KINDS};
+use crate::domain::event::{DELTA_KINDS, EventBody, TURN_END_KINDS};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, SessionState};
-use crate::domain::turn::Turn;
+use crate::domain::turn::{Turn, TurnRef};
 use crate::ids::{KeyId, TurnId};
 use crate::store::{Published, SessionRef, SharedStore, Subscription};
 
@@ -22,6 +22,19 @@ pub enum Until {
     Pause,
     /// With the end of one turn; other turns' events are left out.
     Turn(TurnId),
+    /// As `Turn`, also when that turn waits for a person.
+    Answer(TurnRef),
+}
+
+impl Until {
+    /// The one turn that is followed.
+    fn turn(&self) -> Option<&TurnId> {
+        match self {
+            Self::Turn(turn) => Some(turn),
+            Self::Answer(turn) => Some(&turn.id),
+            Self::Destroyed | Self::Idle | Self::Pause => None,
+        }
+    }
 }
 
 /// A reader that follows one session. It never skips and never repeats an event.
@@ -71,9 +84,26 @@ impl Service {
     /// # Errors
     /// What the store says.
     pub async fn follow_turn(&self, session: Session, turn: &Turn) -> ServiceResult<Tail> {
+        self.tail_of_turn(session, turn, Until::Turn(turn.id.clone())).await
+    }
+
+    /// Follows one turn from its first event to its end, or to where it waits for a person. A turn that goes on after that is
+    /// followed further.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn follow_answer(&self, session: Session, turn: &Turn) -> ServiceResult<Tail> {
+        self.tail_of_turn(session, turn, Until::Answer(turn.reference())).await
+    }
+
+    async fn tail_of_turn(&self, session: Session, turn: &Turn, until: Until) -> ServiceResult<Tail> {
         let first = self.store.list_turn_events(session.key, turn.ordinal, 0, 1).await?;
-        let after = first.events.first().map_or(0, |event| event.seq - 1);
-        Ok(self.tail(session, after, Until::Turn(turn.id.clone())))
+        let first = first.events.first();
+        let mut tail = self.tail(session, first.map_or(0, |event| event.seq - 1), until);
+        // Of a turn that ended long ago the events may be purged, its last one as well: nothing is to come.
+        let whole = first.is_some_and(|event| event.kind == EventBody::TurnQueued {}.kind());
+        tail.ended = turn.status.is_terminal() && !whole;
+        Ok(tail)
     }
 
     /// Makes a ticket for one stream of a session in scope: for pages that cannot send headers.
@@ -189,7 +219,7 @@ impl Tail {
 
     /// The part that this stream shows; the end of its turn ends it.
     fn shown(&mut self, mut found: Vec<Arc<Published>>) -> Vec<Arc<Published>> {
-        if let Until::Turn(turn) = &self.until {
+        if let Some(turn) = self.until.turn() {
             found.retain(|published| published.event.turn_id.as_ref().is_none_or(|id| id == turn));
             let end = found.iter().position(|published| {
                 published.event.turn_id.is_some() && TURN_END_KINDS.contains(&published.event.kind.as_str())
@@ -209,7 +239,8 @@ impl Tail {
         };
         let quiet = match (&self.until, &session.state) {
             (_, SessionState::Destroyed { .. }) => true,
-            (Until::Destroyed | Until::Turn(_), _) => false,
+            (Until::Answer(turn), SessionState::AwaitingApproval { turn: asks }) => turn.ordinal == *asks,
+            (Until::Destroyed | Until::Turn(_) | Until::Answer(_), _) => false,
             (Until::Pause, SessionState::AwaitingApproval { .. }) => true,
             (Until::Idle | Until::Pause, state) => state.turn().is_none(),
         };
