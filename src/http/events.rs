@@ -16,7 +16,7 @@ use super::error::{ApiError, ApiResult, ErrorCode};
 use super::extract::{NoBody, Params, SessionPath, limit, one_of};
 use super::idempotency::Repeatable;
 use super::prefer::Format;
-use super::sse;
+use super::sse::{self, Feed};
 use super::views::{EventSchema, List, View, event_text, json_body, json_text};
 use crate::clock::Timestamp;
 use crate::domain::scope::{Permission, Principal, Scope};
@@ -100,7 +100,7 @@ async fn events(
         Format::EventStream => {
             let tail = service.follow(&principal.scope(), &session, after, query.until()?).await?;
             Ok(match tail {
-                Some(tail) => sse::answer(&service, tail, principal.key),
+                Some(tail) => sse::answer(&service, Feed::events(tail), principal.key),
                 None => StatusCode::NO_CONTENT.into_response(),
             })
         }

@@ -19,10 +19,10 @@ use super::error::{ApiError, ApiResult, set_problem_headers};
 use super::extract::bad_parameter;
 use super::prefer::{Format, PREFERENCE_APPLIED};
 use super::request_id::{RequestId, is_visible_ascii};
-use super::sse;
+use super::sse::{self, Feed};
 use crate::domain::approval::hex;
 use crate::domain::scope::Principal;
-use crate::service::{Begun, OnceAnswer, OnceGuard, OnceKey, OnceRequest, RenderAnswer, Seen, Service, Tail};
+use crate::service::{Begun, OnceAnswer, OnceGuard, OnceKey, OnceRequest, RenderAnswer, Seen, Service};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -53,8 +53,8 @@ pub enum Outcome {
     Answer(Answer),
     /// What was waited for went wrong: an answer as well, and given again.
     Refusal(ApiError),
-    /// The events of a turn.
-    Stream(Box<Tail>),
+    /// A turn as it happens.
+    Stream(Box<Feed>),
 }
 
 /// What a POST does.
@@ -131,6 +131,11 @@ fn fingerprint(method: &Method, path: &str, body: &[u8]) -> String {
 }
 
 impl Repeatable {
+    /// As the request would be without its key: for one that has no effect.
+    pub fn without_key(self) -> Self {
+        Self { key: None, ..self }
+    }
+
     fn once_key(&self, principal: &Principal, body: &[u8]) -> Option<OnceKey> {
         self.key.as_ref().map(|key| OnceKey {
             org: principal.org.clone(),
@@ -235,8 +240,8 @@ impl Run {
                 response
             }
             Outcome::Refusal(error) => error.into_response(),
-            Outcome::Stream(tail) => {
-                let mut response = sse::answer(&self.service, *tail, self.principal.key.clone());
+            Outcome::Stream(feed) => {
+                let mut response = sse::answer(&self.service, *feed, self.principal.key.clone());
                 set_location(&mut response, verb.location(&session));
                 response
             }

@@ -22,6 +22,7 @@ use super::extract::{
 };
 use super::idempotency::{Answer, Outcome, Repeatable, Verb};
 use super::prefer::{Format, Wait};
+use super::sse::Feed;
 use super::views::{List, PromptSchema, SessionJson, View, json_text};
 use crate::domain::approval::PermissionMode;
 use crate::domain::limits::Limits;
@@ -207,7 +208,7 @@ impl Verb for Create {
         };
         if self.format == Format::EventStream {
             let tail = self.service.follow_turn(view.session, &turn).await?;
-            return Ok((id, Outcome::Stream(Box::new(tail))));
+            return Ok((id, Outcome::Stream(Box::new(Feed::events(tail)))));
         }
         if self.wait.0.is_none() {
             return Ok((id, Outcome::Answer(Answer::new(StatusCode::CREATED, created(&view)))));

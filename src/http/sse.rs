@@ -1,10 +1,11 @@
 //! Event streams. A task reads the session's events and feeds the body through a short queue; it ends with the stream, with
-//! its reader, with its key, or with the service.
+//! its reader, with its key, or with the service. What it says is its [`Voice`]'s.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -19,7 +20,7 @@ use super::views::event_text;
 use crate::domain::event::Event;
 use crate::domain::session::Session;
 use crate::ids::KeyId;
-use crate::service::{Published, Service, Tail};
+use crate::service::{Published, Service, ServiceError, Tail};
 
 /// Chunks that wait between the task and the socket.
 const QUEUE: usize = 4;
@@ -36,10 +37,66 @@ const RETRY: &[u8] = b"retry: 2000\n\n";
 const ALIVE: &[u8] = b": keep-alive\n\n";
 const INTERRUPTED: &[u8] = b": interrupted, reconnect\n\n";
 
-/// The answer that streams what a tail gives.
-pub fn answer(service: &Arc<Service>, tail: Tail, key: KeyId) -> Response {
+/// Why a stream ends before its end.
+#[derive(Debug)]
+pub enum Broken {
+    /// The service goes down.
+    Closing,
+    /// Its key is not valid any more.
+    Revoked,
+    /// The events could not be read.
+    Unread(ServiceError),
+}
+
+/// What events come to.
+#[derive(Debug)]
+pub struct Said {
+    /// Frames, several in one chunk.
+    pub chunks: Vec<Bytes>,
+    /// Whether nothing follows.
+    pub last: bool,
+}
+
+/// How a stream says what it has to say. What is empty is not sent.
+#[async_trait]
+pub trait Voice: Send + Sync + 'static {
+    /// What comes first.
+    fn head(&mut self) -> Bytes;
+
+    /// What events come to.
+    fn events(&mut self, session: &Session, events: &[Arc<Published>]) -> Said;
+
+    /// The last words, when the tail has nothing more; `None` when it may have more after all.
+    async fn end(&mut self) -> Option<Bytes>;
+
+    /// The last words when it ends before its end.
+    fn broken(&mut self, why: Broken) -> Bytes;
+}
+
+/// What is streamed, and how.
+pub struct Feed {
+    tail: Tail,
+    voice: Box<dyn Voice>,
+}
+
+impl Feed {
+    /// What a tail gives, said by that voice.
+    pub fn new(tail: Tail, voice: Box<dyn Voice>) -> Self {
+        Self { tail, voice }
+    }
+
+    /// What a tail gives, as events.
+    pub fn events(tail: Tail) -> Self {
+        Self::new(tail, Box::new(Events))
+    }
+}
+
+/// The answer that streams a feed.
+pub fn answer(service: &Arc<Service>, feed: Feed, key: KeyId) -> Response {
     let (out, chunks) = mpsc::channel(QUEUE);
-    let stream = Stream { service: Arc::clone(service), tail, key, check: ticks(KEY_CHECK), out: Out(out) };
+    let Feed { tail, voice } = feed;
+    let stream =
+        Stream { service: Arc::clone(service), tail, voice, key, check: ticks(KEY_CHECK), out: Out(out) };
     tokio::spawn(stream.run().in_current_span());
     let body = Body::from_stream(ReceiverStream::new(chunks).map(Ok::<_, std::convert::Infallible>));
     let mut response = Response::new(body);
@@ -58,6 +115,9 @@ struct Out(mpsc::Sender<Bytes>);
 
 impl Out {
     async fn send(&self, chunk: Bytes) -> Result<(), Over> {
+        if chunk.is_empty() {
+            return Ok(());
+        }
         match timeout(STUCK, self.0.send(chunk)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(Over),
@@ -68,6 +128,7 @@ impl Out {
 struct Stream {
     service: Arc<Service>,
     tail: Tail,
+    voice: Box<dyn Voice>,
     key: KeyId,
     /// When the key is looked at again: a time of the stream's own, for a stream may never pause.
     check: Interval,
@@ -81,48 +142,85 @@ impl Stream {
     }
 
     async fn feed(&mut self) -> Result<(), Over> {
-        self.out.send(Bytes::from_static(RETRY)).await?;
-        while let Some(events) = self.next().await? {
-            for chunk in chunks(self.tail.session(), &events) {
-                self.out.send(chunk).await?;
+        let head = self.voice.head();
+        self.out.send(head).await?;
+        loop {
+            match self.next().await {
+                Ok(Some(events)) => {
+                    let said = self.voice.events(self.tail.session(), &events);
+                    for chunk in said.chunks {
+                        self.out.send(chunk).await?;
+                    }
+                    if said.last {
+                        return Ok(());
+                    }
+                }
+                Ok(None) => {
+                    if let Some(words) = self.voice.end().await {
+                        return self.out.send(words).await;
+                    }
+                }
+                Err(why) => {
+                    let words = why.map(|why| self.voice.broken(why)).unwrap_or_default();
+                    return self.out.send(words).await;
+                }
             }
         }
-        Ok(())
     }
 
-    /// The next events; `None` after the last. Meanwhile the stream says that it lives and its key is watched.
-    async fn next(&mut self) -> Result<Option<Vec<Arc<Published>>>, Over> {
-        let Self { service, tail, key, check, out } = self;
+    /// The next events; `None` after the last. Meanwhile the stream says that it lives and its key is watched. An error without a
+    /// reason is a reader that has gone.
+    async fn next(&mut self) -> Result<Option<Vec<Arc<Published>>>, Option<Broken>> {
+        let Self { service, tail, key, check, out, .. } = self;
         let mut alive = ticks(KEEP_ALIVE);
         // Held across ticks: to ask anew at each tick would be to read the database at each tick.
         let mut next = pin!(tail.next());
         loop {
             tokio::select! {
                 biased;
-                () = service.closing().cancelled() => {
-                    out.send(Bytes::from_static(RETRY)).await?;
-                    return Err(Over);
-                }
-                () = out.0.closed() => return Err(Over),
+                () = service.closing().cancelled() => return Err(Some(Broken::Closing)),
+                () = out.0.closed() => return Err(None),
                 _ = check.tick() => {
                     // When the database does not answer, the key is not known to be revoked.
                     if matches!(service.is_key_valid(key).await, Ok(false)) {
-                        return Err(Over);
+                        return Err(Some(Broken::Revoked));
                     }
                 }
                 found = &mut next => {
-                    return match found {
-                        Ok(found) => Ok(found),
-                        Err(error) => {
-                            tracing::warn!(%error, "an event stream was interrupted");
-                            out.send(Bytes::from_static(INTERRUPTED)).await?;
-                            Err(Over)
-                        }
-                    };
+                    return found.map_err(|error| {
+                        tracing::warn!(%error, "an event stream was interrupted");
+                        Some(Broken::Unread(error))
+                    });
                 }
-                _ = alive.tick() => out.send(Bytes::from_static(ALIVE)).await?,
+                _ = alive.tick() => out.send(Bytes::from_static(ALIVE)).await.map_err(|Over| None)?,
             }
         }
+    }
+}
+
+/// Each event as it is.
+struct Events;
+
+#[async_trait]
+impl Voice for Events {
+    fn head(&mut self) -> Bytes {
+        Bytes::from_static(RETRY)
+    }
+
+    fn events(&mut self, session: &Session, events: &[Arc<Published>]) -> Said {
+        Said { chunks: chunks(session, events), last: false }
+    }
+
+    async fn end(&mut self) -> Option<Bytes> {
+        Some(Bytes::new())
+    }
+
+    fn broken(&mut self, why: Broken) -> Bytes {
+        Bytes::from_static(match why {
+            Broken::Closing => RETRY,
+            Broken::Revoked => b"",
+            Broken::Unread(_) => INTERRUPTED,
+        })
     }
 }
 

@@ -19,6 +19,7 @@ use super::error::{ApiError, ApiResult};
 use super::extract::{Json, Params, PromptJson, SessionPath, TraceParent, TurnPath, page};
 use super::idempotency::{Answer, Outcome, Repeatable, Verb};
 use super::prefer::{Format, Wait};
+use super::sse::Feed;
 use super::views::{List, PromptSchema, TurnView, View, json_text};
 use crate::domain::scope::Scope;
 use crate::domain::session::Session;
@@ -144,7 +145,7 @@ impl Verb for SendPrompt {
         let id = session.id.to_string();
         if self.format == Format::EventStream {
             let tail = self.service.follow_turn(session, &turn).await?;
-            return Ok((id, Outcome::Stream(Box::new(tail))));
+            return Ok((id, Outcome::Stream(Box::new(Feed::events(tail)))));
         }
         let body = |turn: &Turn| json_text(&TurnView::of(&session, turn));
         if self.wait.0.is_none() {
