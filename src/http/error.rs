@@ -214,6 +214,16 @@ impl ApiError {
         self.0.code
     }
 
+    /// This case in words.
+    pub fn detail(&self) -> &str {
+        &self.0.detail
+    }
+
+    /// What the error is about.
+    pub fn members(&self) -> &Map<String, Value> {
+        &self.0.members
+    }
+
     /// The causes, for the log.
     pub fn cause(&self) -> Option<&str> {
         self.0.cause.as_deref()

@@ -1,4 +1,5 @@
-//! The REST API: what the service can do, over HTTP/1.1. One file per resource; everything that all of them share has its own.
+//! The REST API: what the service can do, over HTTP/1.1. One file per resource; everything that all of them share has its own. `chat` is
+//! a second door to the same sessions, for clients that know another API.
 //!
 //! A request passes these layers, outermost first: `request_id` (id, span, measure, problem documents), a net for panics,
 //! `host` (which hosts and pages may ask at all), `prefer` (the form of the answer); then its handler, whose first extractor is
@@ -6,6 +7,7 @@
 
 mod approvals;
 mod auth;
+mod chat;
 mod effects;
 mod error;
 mod events;
@@ -92,6 +94,7 @@ fn api() -> OpenApiRouter<Http> {
         .merge(harnesses::routes())
         .merge(keys::routes())
         .merge(me::routes())
+        .merge(chat::routes())
         .nest("/v1/sessions/{session_id}", session_routes())
         .nest("/v1/runs/{run_id}", session_routes())
         .layer(from_fn(prefer::layer));

@@ -12,6 +12,7 @@ use utoipa_axum::routes;
 
 use super::Http;
 use super::auth::Anyone;
+use super::chat::{self, RefusalView};
 use super::error::{ErrorCode, Problem};
 
 /// What every route's document starts from.
@@ -21,12 +22,13 @@ use super::error::{ErrorCode, Problem};
         title = "Ostler",
         description = "Keeps agent harness sessions: durable, multi-tenant, over REST.\n\nEvery path below `/v1/sessions/{session_id}` also exists below `/v1/runs/{run_id}`. Every answer carries `Ostler-Request-Id`. Refusals are RFC 9457 problems with a `code`."
     ),
-    components(schemas(Problem, ErrorCode)),
+    components(schemas(Problem, ErrorCode, RefusalView)),
     tags(
         (name = "sessions", description = "Durable conversations with harnesses"),
         (name = "turns", description = "Prompts and all that they cause"),
         (name = "events", description = "What happened, in one sequence per session"),
         (name = "approvals", description = "Questions that a person answers"),
+        (name = "chat", description = "The same sessions for clients of OpenAI's chat completions. Refusals here have the shape that those read, with the same codes; 422 is 400"),
         (name = "harnesses", description = "Agent runtimes"),
         (name = "keys", description = "API keys and who they stand for"),
         (name = "operations", description = "For operators"),
@@ -85,7 +87,7 @@ fn complete_path(path: &str, item: &mut PathItem) {
     if let Some(post) = posts {
         let words = "1 to 255 visible ASCII characters: the request has its effect once, a repeat gets the first answer";
         add_parameter(post, header_parameter("Idempotency-Key", words));
-        if path == "/v1/sessions" || path.ends_with("/prompts") {
+        if matches!(path, "/v1/sessions" | chat::COMPLETIONS) || path.ends_with("/prompts") {
             add_parameter(
                 post,
                 header_parameter("Prefer", "`wait=N`: hold the answer back for up to N ≤ 300 seconds"),
@@ -110,11 +112,14 @@ fn complete_operation(path: &str, by_run: bool, operation: &mut Operation) {
         let words = "The owner that a service or admin key acts for, 1 to 320 characters";
         add_parameter(operation, header_parameter("Ostler-Owner", words));
     }
-    let problem = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
-    let refusal = ResponseBuilder::new()
-        .description("A refusal; its `code` says why")
-        .content("application/problem+json", problem)
-        .build();
+    let (kind, schema) = if chat::is_door(path) {
+        ("application/json", "ChatError")
+    } else {
+        ("application/problem+json", "Problem")
+    };
+    let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(schema))).build();
+    let refusal =
+        ResponseBuilder::new().description("A refusal; its `code` says why").content(kind, content).build();
     operation.responses.responses.insert("default".to_owned(), RefOr::T(refusal));
 }
 

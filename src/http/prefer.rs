@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use super::chat::COMPLETIONS;
 use super::error::{ApiError, ErrorCode};
 
 /// The longest that a caller can have an answer held back, in seconds.
@@ -60,7 +61,8 @@ fn media_range(range: &str) -> (String, u16) {
 fn streams(method: &Method, route: &str) -> bool {
     let tail = route.rsplit('/').next();
     (method == Method::GET && tail == Some("events"))
-        || (method == Method::POST && (route == "/v1/sessions" || tail == Some("prompts")))
+        || (method == Method::POST
+            && (matches!(route, "/v1/sessions" | COMPLETIONS) || tail == Some("prompts")))
 }
 
 /// The layer: decides the form once, before any handler, so that none can forget to.
@@ -181,10 +183,11 @@ mod tests {
     }
 
     #[test]
-    fn three_kinds_of_route_stream() {
+    fn four_kinds_of_route_stream() {
         assert!(streams(&Method::GET, "/v1/sessions/{session_id}/events"));
         assert!(streams(&Method::POST, "/v1/runs/{run_id}/prompts"));
         assert!(streams(&Method::POST, "/v1/sessions"));
+        assert!(streams(&Method::POST, COMPLETIONS));
         assert!(!streams(&Method::GET, "/v1/sessions"));
         assert!(!streams(&Method::POST, "/v1/sessions/{session_id}/events/tickets"));
     }

@@ -11,6 +11,7 @@ use axum::response::Response;
 use tracing::{Instrument, Span, field};
 
 use super::Http;
+use super::chat;
 use super::error::{ApiError, ErrorCode};
 use crate::ids;
 
@@ -60,7 +61,7 @@ pub async fn layer(State(http): State<Http>, mut request: Request, next: Next) -
     let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
     request.extensions_mut().insert(id.clone());
     let mut response = next.run(request).instrument(span.clone()).await;
-    span.in_scope(|| finish(&id, &mut response));
+    span.in_scope(|| finish(&id, route, &mut response));
     if chunked {
         // Where a chunked body also declared a length, a proxy may have read another end of it than we did: what follows on
         // this connection is not taken for a request.
@@ -77,7 +78,7 @@ fn elapsed_ms(begun: Instant) -> u64 {
 }
 
 /// Puts the id on the answer, and the document where the answer is a refusal.
-fn finish(id: &RequestId, response: &mut Response) {
+fn finish(id: &RequestId, route: &str, response: &mut Response) {
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
         // The router says so itself, with its Allow header and an empty body.
         response.extensions_mut().insert(ApiError::new(
@@ -85,8 +86,11 @@ fn finish(id: &RequestId, response: &mut Response) {
             "the methods of this route are in the Allow header",
         ));
     }
-    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        log(&error);
+    let error = response.extensions_mut().remove::<ApiError>();
+    error.iter().for_each(log);
+    if chat::is_door(route) {
+        chat::finish_refusal(error.as_ref(), response);
+    } else if let Some(error) = error {
         let document = error.document(&id.0);
         response.headers_mut().remove(header::CONTENT_LENGTH);
         error.set_headers(response.headers_mut());

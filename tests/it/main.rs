@@ -19,6 +19,7 @@ mod asking_again;
 mod bad_input;
 mod built_in_agent;
 mod chaos;
+mod chat;
 mod cli;
 mod cli_terminal;
 mod crash;

@@ -1,0 +1,57 @@
+//! What `model` may be.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::http::Http;
+use crate::http::auth::Reads;
+use crate::http::views::View;
+use crate::service::{Availability, Service};
+
+/// The route.
+pub fn routes() -> OpenApiRouter<Http> {
+    OpenApiRouter::default().routes(routes!(list))
+}
+
+/// A name that `model` may be.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Model)]
+pub struct ModelView {
+    /// A harness.
+    id: String,
+    /// model.
+    object: &'static str,
+    /// 0: it is not known.
+    created: i64,
+    /// ostler.
+    owned_by: &'static str,
+}
+
+/// All of them.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ModelList)]
+pub struct ModelsView {
+    /// list.
+    object: &'static str,
+    data: Vec<ModelView>,
+}
+
+/// List what `model` may be.
+///
+/// The harnesses that can be started here, by name. `HARNESS/MODEL` names a model of one that takes it in its settings; which there
+/// are is the operator's to know.
+#[utoipa::path(
+    get, path = "/v1/models", tag = "chat", operation_id = "list_models",
+    responses((status = 200, description = "All of them", body = ModelsView)),
+)]
+async fn list(State(service): State<Arc<Service>>, _reader: Reads) -> View<ModelsView> {
+    let can_start =
+        service.harnesses().iter().filter(|harness| harness.availability() == Availability::Available);
+    let view = |id: &str| ModelView { id: id.to_owned(), object: "model", created: 0, owned_by: "ostler" };
+    View(ModelsView { object: "list", data: can_start.map(|harness| view(harness.name())).collect() })
+}
