@@ -20,6 +20,7 @@ mod bad_input;
 mod built_in_agent;
 mod chaos;
 mod chat;
+mod chat_clients;
 mod cli;
 mod cli_terminal;
 mod crash;
