@@ -22,7 +22,7 @@ pub fn routes() -> OpenApiRouter<Http> {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Model)]
 pub struct ModelView {
-    /// A harness.
+    /// A harness, or a harness and one of its models.
     id: String,
     /// model.
     object: &'static str,
@@ -43,8 +43,7 @@ pub struct ModelsView {
 
 /// List what `model` may be.
 ///
-/// The harnesses that can be started here, by name. `HARNESS/MODEL` names a model of one that takes it in its settings; which there
-/// are is the operator's to know.
+/// The harnesses that can be started here, by name; and `HARNESS/MODEL` for each model of those whose sessions may choose one.
 #[utoipa::path(
     get, path = "/v1/models", tag = "chat", operation_id = "list_models",
     responses((status = 200, description = "All of them", body = ModelsView)),
@@ -52,6 +51,11 @@ pub struct ModelsView {
 async fn list(State(service): State<Arc<Service>>, _reader: Reads) -> View<ModelsView> {
     let can_start =
         service.harnesses().iter().filter(|harness| harness.availability() == Availability::Available);
-    let view = |id: &str| ModelView { id: id.to_owned(), object: "model", created: 0, owned_by: "ostler" };
-    View(ModelsView { object: "list", data: can_start.map(|harness| view(harness.name())).collect() })
+    let view = |id: String| ModelView { id, object: "model", created: 0, owned_by: "ostler" };
+    let names = can_start.flat_map(|harness| {
+        let name = harness.name();
+        let models = harness.models().into_iter().map(move |model| format!("{name}/{model}"));
+        std::iter::once(name.to_owned()).chain(models)
+    });
+    View(ModelsView { object: "list", data: names.map(view).collect() })
 }

@@ -1,5 +1,6 @@
 //! The built-in agent, in the service, with the scripted model at the other end.
 
+mod door;
 mod recovery;
 mod service;
 mod steps;
