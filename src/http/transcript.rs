@@ -235,8 +235,11 @@ impl Fold {
             truncated: input_cut || result_cut,
             at,
         };
-        // A harness may use an id again for another call: a call that has ended is not overwritten by a new beginning.
-        match known.filter(|_| status != "started").and_then(|index| self.messages.get_mut(index)) {
+        // A harness may use an id again for another call: a call that has ended is not overwritten by a new beginning. One that has not
+        // is the same call, told again by a process that goes on.
+        let is_open = |index: &usize| matches!(&self.messages[*index], Message::Tool { status, .. } if status == "started");
+        let known = known.filter(|index| status != "started" || is_open(index));
+        match known.and_then(|index| self.messages.get_mut(index)) {
             Some(place) => *place = message,
             None => {
                 self.tools.insert(tool_call_id, self.messages.len());
@@ -334,6 +337,19 @@ mod tests {
             ]),
             json!([said(), {"role": "assistant", "text": "ab"}, {"role": "assistant", "text": "c"}])
         );
+    }
+
+    #[test]
+    fn a_beginning_that_is_told_again_is_shown_once() {
+        let started =
+            ("tool.started", json!({"tool_call_id": "1", "name": "bash", "kind": "execute", "input": {}}));
+        let ended = (
+            "tool.completed",
+            json!({"tool_call_id": "1", "name": "bash", "status": "succeeded", "input": {}}),
+        );
+        let shown = |events: &[_]| folded(events).as_array().unwrap().len() - 1;
+        assert_eq!(shown(&[started.clone(), started.clone(), ended.clone()]), 1);
+        assert_eq!(shown(&[started.clone(), ended, started]), 2, "another call");
     }
 
     #[test]

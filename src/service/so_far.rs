@@ -97,6 +97,8 @@ impl SoFar {
     }
 
     fn begin(&mut self, mut start: ToolStart) {
+        // Told again by a process that goes on, it is the same call.
+        self.end(&start.tool_call_id);
         if self.open_bytes + start.weight() > OPEN_MAX_BYTES {
             start.input = Value::Null;
         }
@@ -201,6 +203,7 @@ mod tests {
         let outputs = [
             Output::TextDelta { text: "one ".into() },
             Output::ToolStarted(start("a")),
+            Output::ToolStarted(start("b")),
             Output::ToolStarted(start("b")),
             Output::ToolCompleted(end),
             Output::TextDelta { text: "two".into() },

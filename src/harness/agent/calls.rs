@@ -148,6 +148,8 @@ impl Task<Agent> {
             let words = format!("the turn has made {most} tool calls, and may make no more");
             return Err(End::failed(Failure::new("tool_call_limit", words)));
         }
+        let left = self.runtime.time_left()?;
+        let turn = self.runtime.turn()?;
         let before = std::mem::replace(&mut turn.calls[at].phase, Phase::Started);
         turn.tool_calls += 1;
         let call = turn.calls[at].clone();
@@ -157,7 +159,6 @@ impl Task<Agent> {
             turn.tool_calls -= 1;
             return Err(end);
         }
-        let left = self.runtime.time_left()?;
         fault::point("agent.tool.before");
         let tools = Arc::clone(&self.runtime.tools);
         let called = Box::pin(timeout(left, tools.call(&call.name, &call.input)));

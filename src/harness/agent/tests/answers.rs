@@ -119,68 +119,78 @@ async fn earlier_turns_are_remembered_as_the_settings_say() {
 
 #[tokio::test]
 async fn row_96_a_prompt_that_stands_already_is_not_said_twice() {
-    let mut rig = Rig::new(json!({})).await;
-    let script = "/say fine\n/status 401 1";
-    assert_eq!(failure(&rig.turn(script).await).0, "model_rejected");
-    assert!(rig.turn(script).await.completed());
-    let said: Vec<_> = rig.last_messages().into_iter().filter(|(role, _)| role == "user").collect();
-    assert_eq!(said, [("user".to_owned(), script.to_owned())]);
+    for stream in [true, false] {
+        let mut rig = Rig::with("", json!({}), stream).await;
+        let script = "/say fine\n/status 401 1";
+        assert_eq!(failure(&rig.turn(script).await).0, "model_rejected");
+        assert!(rig.turn(script).await.completed());
+        let said: Vec<_> = rig.last_messages().into_iter().filter(|(role, _)| role == "user").collect();
+        assert_eq!(said, [("user".to_owned(), script.to_owned())]);
+    }
 }
 
 #[tokio::test]
 async fn row_93_a_plan_is_made_first_and_is_part_of_what_the_model_is_given() {
-    let mut rig = Rig::new(json!({"planning": {"mode": "auto"}})).await;
-    let plan = r#"/plan {"mode": "plan", "reason": "two things", "steps": ["look", "tell"]}"#;
-    let seen = rig.turn(&format!("{plan}\n/say told")).await;
-    assert!(seen.completed(), "{:?}", seen.ended);
-    assert_eq!(words(&seen), "told", "the plan is no part of the answer");
-    assert!(seen.order.contains(&"plan.updated"));
-    let requests = rig.model.requests();
-    assert_eq!(requests[0]["response_format"], json!({"type": "json_object"}));
-    assert!(requests[0].get("tools").is_none() && requests[1].get("tools").is_some());
-    assert!(rig.last_messages()[2].1.ends_with("1. look\n2. tell"), "{:?}", rig.last_messages());
+    for stream in [true, false] {
+        let mut rig = Rig::with("", json!({"planning": {"mode": "auto"}}), stream).await;
+        let plan = r#"/plan {"mode": "plan", "reason": "two things", "steps": ["look", "tell"]}"#;
+        let seen = rig.turn(&format!("{plan}\n/say told")).await;
+        assert!(seen.completed(), "{:?}", seen.ended);
+        assert_eq!(words(&seen), "told", "the plan is no part of the answer");
+        assert!(seen.order.contains(&"plan.updated"));
+        let requests = rig.model.requests();
+        assert_eq!(requests[0]["response_format"], json!({"type": "json_object"}));
+        assert!(requests[0].get("tools").is_none() && requests[1].get("tools").is_some());
+        assert!(rig.last_messages()[2].1.ends_with("1. look\n2. tell"), "{:?}", rig.last_messages());
 
-    let seen = rig.turn("/say direct").await;
-    assert!(seen.completed() && !seen.order.contains(&"plan.updated"), "{:?}", seen.ended);
-    let seen = rig.turn("/plan no JSON\n/say x").await;
-    assert_eq!(failure(&seen).0, "plan_invalid");
+        let seen = rig.turn("/say direct").await;
+        assert!(seen.completed() && !seen.order.contains(&"plan.updated"), "{:?}", seen.ended);
+        let seen = rig.turn("/plan no JSON\n/say x").await;
+        assert_eq!(failure(&seen).0, "plan_invalid");
+    }
 }
 
 #[tokio::test]
 async fn row_93_where_a_plan_is_always_made_a_direct_answer_is_none() {
-    let mut rig = Rig::new(json!({"planning": {"mode": "always"}})).await;
-    assert_eq!(failure(&rig.turn("/say x").await).0, "plan_invalid");
+    for stream in [true, false] {
+        let mut rig = Rig::with("", json!({"planning": {"mode": "always"}}), stream).await;
+        assert_eq!(failure(&rig.turn("/say x").await).0, "plan_invalid");
+    }
 }
 
 #[tokio::test]
 async fn row_94_an_answer_that_claims_too_much_goes_back_and_fails_when_it_comes_again() {
-    let mut rig = Rig::new(json!({})).await;
-    let repaired = "/say Here: [download](https://files/x)\n/next\n/say I have no such file.";
-    let seen = rig.turn(repaired).await;
-    assert!(seen.completed(), "{:?}", seen.ended);
-    assert_eq!(words(&seen), "I have no such file.");
-    assert!(rig.last_messages()[3].1.contains("https://files/x"), "{:?}", rig.last_messages());
+    for stream in [true, false] {
+        let mut rig = Rig::with("", json!({}), stream).await;
+        let repaired = "/say Here: [download](https://files/x)\n/next\n/say I have no such file.";
+        let seen = rig.turn(repaired).await;
+        assert!(seen.completed(), "{:?}", seen.ended);
+        assert_eq!(words(&seen), "I have no such file.");
+        assert!(rig.last_messages()[3].1.contains("https://files/x"), "{:?}", rig.last_messages());
 
-    let twice = "/say [download](https://files/x)\n/next\n/say still [download](https://files/x)";
-    let seen = rig.turn(twice).await;
-    assert_eq!(failure(&seen).0, "verification_failed");
+        let twice = "/say [download](https://files/x)\n/next\n/say still [download](https://files/x)";
+        let seen = rig.turn(twice).await;
+        assert_eq!(failure(&seen).0, "verification_failed");
 
-    let founded = r#"/call write_file {"path": "links", "content": "https://files/y"}
+        let founded = r#"/call write_file {"path": "links", "content": "https://files/y"}
 /next
 /call read_file {"path": "links"}
 /next
 /say [download](https://files/y)"#;
-    assert!(rig.turn(founded).await.completed());
+        assert!(rig.turn(founded).await.completed());
+    }
 }
 
 #[tokio::test]
 async fn row_94_attempts_and_mode_are_the_session_s() {
-    let claim = "/say [download](https://files/x)";
-    let mut none = Rig::new(json!({"verification": {"max_repair_attempts": 0}})).await;
-    assert_eq!(failure(&none.turn(claim).await).0, "verification_failed");
-    assert_eq!(none.model.count(), 1);
-    let mut off = Rig::new(json!({"verification": {"mode": "off"}})).await;
-    assert!(off.turn(claim).await.completed());
+    for stream in [true, false] {
+        let claim = "/say [download](https://files/x)";
+        let mut none = Rig::with("", json!({"verification": {"max_repair_attempts": 0}}), stream).await;
+        assert_eq!(failure(&none.turn(claim).await).0, "verification_failed");
+        assert_eq!(none.model.count(), 1);
+        let mut off = Rig::with("", json!({"verification": {"mode": "off"}}), stream).await;
+        assert!(off.turn(claim).await.completed());
+    }
 }
 
 #[tokio::test]

@@ -5,13 +5,13 @@ use super::*;
 const ASKS: &str = r#"{"tool_policy": {"require_approval": ["write_file"]}}"#;
 const WRITE: &str = r#"/call write_file {"path": "a", "content": "1"}"#;
 
-async fn asking() -> Rig {
-    Rig::new(serde_json::from_str(ASKS).unwrap()).await
+async fn asking(stream: bool) -> Rig {
+    Rig::with("", serde_json::from_str(ASKS).unwrap(), stream).await
 }
 
 #[tokio::test]
 async fn a_tool_that_needs_an_approval_waits_for_it_and_takes_the_edited_input() {
-    let mut rig = asking().await;
+    let mut rig = asking(true).await;
     rig.live.prompt(&format!("{WRITE}\n/next\n/say done")).await;
     let seen = rig.live.asked(1).await;
     let request = &seen.asked[0];
@@ -32,53 +32,58 @@ async fn a_tool_that_needs_an_approval_waits_for_it_and_takes_the_edited_input()
 
 #[tokio::test]
 async fn row_46_a_denied_tool_is_a_result_that_costs_nothing_and_the_loop_goes_on() {
-    let mut rig = Rig::new(json!({
-        "tool_policy": {"require_approval": ["write_file"]}, "execution": {"max_tool_calls": 1}
-    }))
-    .await;
-    rig.live.prompt(&format!("{WRITE}\n/next\n/call list_files {{}}\n/next\n/say as you wish")).await;
-    rig.live.asked(1).await;
-    rig.live.answer("q1", Decision::Deny).await.unwrap();
-    let seen = rig.live.end().await;
-    assert!(seen.completed(), "{:?}", seen.ended);
-    assert_eq!(words(&seen), "as you wish");
-    assert!(rig.live.file("a").is_none());
-    let denied = seen.tools()[0];
-    assert_eq!((denied.status, &denied.result["denied"]), (ToolStatus::Failed, &json!(true)));
-    assert_eq!(
-        seen.tools()[1].status,
-        ToolStatus::Succeeded,
-        "the one call that is allowed is still to be had"
-    );
-    assert!(
-        rig.last_messages()[3].1.contains("because"),
-        "the model hears the words: {:?}",
-        rig.last_messages()
-    );
+    for stream in [true, false] {
+        let policy = json!({"require_approval": ["write_file"]});
+        let more = json!({"tool_policy": policy, "execution": {"max_tool_calls": 1}});
+        let mut rig = Rig::with("", more, stream).await;
+        rig.live.prompt(&format!("{WRITE}\n/next\n/call list_files {{}}\n/next\n/say as you wish")).await;
+        rig.live.asked(1).await;
+        rig.live.answer("q1", Decision::Deny).await.unwrap();
+        let seen = rig.live.end().await;
+        assert!(seen.completed(), "{:?}", seen.ended);
+        assert_eq!(words(&seen), "as you wish");
+        assert!(rig.live.file("a").is_none());
+        let denied = seen.tools()[0];
+        assert_eq!((denied.status, &denied.result["denied"]), (ToolStatus::Failed, &json!(true)));
+        assert_eq!(
+            seen.tools()[1].status,
+            ToolStatus::Succeeded,
+            "the one call that is allowed is still to be had"
+        );
+        assert!(
+            rig.last_messages()[3].1.contains("because"),
+            "the model hears the words: {:?}",
+            rig.last_messages()
+        );
+    }
 }
 
 #[tokio::test]
 async fn row_47_a_call_is_submitted_once() {
-    let mut rig = asking().await;
-    let submit = format!("/id same\n{WRITE}\n/next\n");
-    rig.live.prompt(&format!("{submit}{submit}/say done")).await;
-    rig.live.asked(1).await;
-    rig.live.answer("q1", Decision::Deny).await.unwrap();
-    let seen = rig.live.end().await;
-    assert!(seen.completed() && seen.asked.is_empty(), "{:?}", seen.ended);
-    assert!(seen.tools()[1].result.as_str().unwrap().contains("submitted before"), "{:?}", seen.tools());
-    assert!(rig.live.file("a").is_none());
+    for stream in [true, false] {
+        let mut rig = asking(stream).await;
+        let submit = format!("/id same\n{WRITE}\n/next\n");
+        rig.live.prompt(&format!("{submit}{submit}/say done")).await;
+        rig.live.asked(1).await;
+        rig.live.answer("q1", Decision::Deny).await.unwrap();
+        let seen = rig.live.end().await;
+        assert!(seen.completed() && seen.asked.is_empty(), "{:?}", seen.ended);
+        assert!(seen.tools()[1].result.as_str().unwrap().contains("submitted before"), "{:?}", seen.tools());
+        assert!(rig.live.file("a").is_none());
+    }
 }
 
 #[tokio::test]
 async fn row_92_a_disabled_tool_is_not_offered_and_fails_without_cost() {
-    let more = json!({"tool_policy": {"disabled": ["write_file"]}, "execution": {"max_tool_calls": 1}});
-    let mut rig = Rig::new(more).await;
-    let seen = rig.turn(&format!("{WRITE}\n/next\n/call list_files {{}}\n/next\n/say done")).await;
-    assert!(seen.completed(), "{:?}", seen.ended);
-    assert!(seen.tools()[0].result.as_str().unwrap().contains("disabled"));
-    let offered = rig.model.requests()[0]["tools"].to_string();
-    assert!(!offered.contains("write_file") && offered.contains("read_file"), "{offered}");
+    for stream in [true, false] {
+        let more = json!({"tool_policy": {"disabled": ["write_file"]}, "execution": {"max_tool_calls": 1}});
+        let mut rig = Rig::with("", more, stream).await;
+        let seen = rig.turn(&format!("{WRITE}\n/next\n/call list_files {{}}\n/next\n/say done")).await;
+        assert!(seen.completed(), "{:?}", seen.ended);
+        assert!(seen.tools()[0].result.as_str().unwrap().contains("disabled"));
+        let offered = rig.model.requests()[0]["tools"].to_string();
+        assert!(!offered.contains("write_file") && offered.contains("read_file"), "{offered}");
+    }
 }
 
 #[tokio::test]
@@ -112,7 +117,7 @@ async fn what_the_operator_refuses_is_neither_offered_nor_run() {
 
 #[tokio::test]
 async fn several_questions_wait_together_and_each_runs_as_it_is_decided() {
-    let mut rig = asking().await;
+    let mut rig = asking(true).await;
     let script = r#"/call write_file {"path": "a", "content": "1"}
 /call list_files {}
 /call write_file {"path": "b", "content": "2"}
@@ -137,7 +142,7 @@ async fn a_cancelled_turn_ends_at_once_and_its_calls_have_an_end() {
     rig.model.wait_for_count(1).await;
     rig.live.session.cancel().await.unwrap();
     assert_eq!(rig.live.end().await.ended, Some(TurnOutcome::Cancelled));
-    let mut asking = asking().await;
+    let mut asking = asking(true).await;
     asking.live.prompt(WRITE).await;
     asking.live.asked(1).await;
     asking.live.session.cancel().await.unwrap();
