@@ -1,13 +1,13 @@
 //! Whether an answer says more than the tools have done: what it offers for download must have come out of a tool, and that it has sent,
 //! saved or published something it can only say when some tool that does such things has succeeded.
 //!
-//! A matter of words: those of English and Chinese that agents use for it are known here. Code blocks are not read. An ordinary link
-//! needs no evidence.
+//! Which words are such an offer or claim, [`super::claims`] says. An ordinary link needs no evidence.
 
 use serde::{Deserialize, Serialize};
 
-use super::super::links::{Link, addresses, links};
+use super::super::links::{addresses, links};
 use super::super::message::{Message, Outcome};
+use super::claims::{claim, is_delivery, prose};
 
 /// Links kept as evidence, in all.
 const LINKS_MAX: usize = 2000;
@@ -44,7 +44,7 @@ impl Evidence {
 
     /// What an answer claims without evidence, in words for the model; none where it stands. `messages` are those of its turn.
     pub fn complaints(&self, answer: &str, messages: &[Message]) -> Vec<String> {
-        let prose = without_code(answer);
+        let prose = prose(answer);
         let has = |target: &str| {
             self.links.iter().any(|known| known == target)
                 || messages.iter().any(|message| names(message, target))
@@ -76,121 +76,6 @@ fn names(message: &Message, target: &str) -> bool {
         before.chars().next_back().is_none_or(is_edge)
             && after.trim_start_matches('.').chars().next().is_none_or(is_edge)
     })
-}
-
-/// Words by which a link says that something is to be had behind it.
-const DELIVERY_LABELS: [&str; 17] = [
-    "download",
-    "attachment",
-    "attached",
-    "your file",
-    "the file",
-    "exported",
-    "generated",
-    "result file",
-    "save as",
-    "下载",
-    "下載",
-    "附件",
-    "导出",
-    "導出",
-    "文件",
-    "生成",
-    "报告",
-];
-const DELIVERY_TARGETS: [&str; 5] = ["sandbox:", "file:", "attachment:", "/download/", "/downloads/"];
-
-fn is_delivery(link: &Link<'_>) -> bool {
-    let label = link.label.unwrap_or_default().to_lowercase();
-    let target = link.target.to_ascii_lowercase();
-    DELIVERY_LABELS.iter().any(|word| label.contains(word))
-        || DELIVERY_TARGETS.iter().any(|part| target.contains(part))
-}
-
-const DONE: [&str; 18] = [
-    "sent",
-    "emailed",
-    "mailed",
-    "uploaded",
-    "published",
-    "posted",
-    "deployed",
-    "delivered",
-    "attached",
-    "shared",
-    "saved",
-    "submitted",
-    "scheduled",
-    "booked",
-    "deleted",
-    "created",
-    "updated",
-    "written",
-];
-const DONE_CHINESE: [&str; 12] = [
-    "已发送",
-    "已发布",
-    "已上传",
-    "已保存",
-    "已提交",
-    "已删除",
-    "已部署",
-    "已创建",
-    "已生成",
-    "已更新",
-    "已經發送",
-    "已上傳",
-];
-/// What comes before such a word where it is a claim.
-const CLAIMS: [&str; 12] = [
-    "i have",
-    "i've",
-    "i",
-    "has been",
-    "have been",
-    "was",
-    "were",
-    "is now",
-    "are now",
-    "successfully",
-    "we have",
-    "we've",
-];
-/// What takes the claim back.
-const NOT_CLAIMS: [&str; 17] = [
-    "not", "n't", "never", "no", "cannot", "unable", "if", "would", "could", "should", "will", "once",
-    "when", "after", "before", "whether", "?",
-];
-
-/// The first sentence that claims a deed.
-fn claim(prose: &str) -> Option<&str> {
-    let sentences = prose.split_inclusive(['.', '!', '?', '\n', '。', '！', '？']);
-    sentences.map(str::trim).find(|sentence| is_claim(sentence))
-}
-
-fn is_claim(sentence: &str) -> bool {
-    if DONE_CHINESE.iter().any(|word| sentence.contains(word)) {
-        return !["未", "没有", "无法", "如果", "？"].iter().any(|word| sentence.contains(word));
-    }
-    let lower = sentence.to_lowercase();
-    let words: Vec<&str> =
-        lower.split(|c: char| !(c.is_alphanumeric() || c == '\'')).filter(|w| !w.is_empty()).collect();
-    let takes_back = |word: &&str| NOT_CLAIMS.contains(word) || word.ends_with("n't");
-    if sentence.ends_with('?') || words.iter().any(takes_back) {
-        return false;
-    }
-    words.iter().enumerate().any(|(at, word)| {
-        let before = &words[at.saturating_sub(2)..at];
-        DONE.contains(word)
-            && (1..=before.len())
-                .any(|last| CLAIMS.contains(&before[before.len() - last..].join(" ").as_str()))
-    })
-}
-
-/// The text without what is in code blocks.
-fn without_code(text: &str) -> String {
-    let outside = text.split("```").enumerate().filter(|(place, _)| place % 2 == 0);
-    outside.map(|(_, part)| part).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -242,30 +127,11 @@ mod tests {
 
     #[test]
     fn a_deed_is_claimed_only_when_a_tool_that_acts_has_succeeded() {
-        for claim in [
-            "I have sent the email to Bob.",
-            "Done! The file was uploaded to the bucket.",
-            "I've successfully published the page.",
-            "All changes have been deployed",
-            "邮件已发送给张三。",
-        ] {
-            assert_eq!(complaints(&[], claim), 1, "{claim}");
-            let looked = [("read", Outcome::Succeeded, "x"), ("execute", Outcome::Failed, "x")];
-            assert_eq!(complaints(&looked, claim), 1, "to look is not to act: {claim}");
-            assert_eq!(complaints(&[("other", Outcome::Succeeded, "x")], claim), 0, "{claim}");
-        }
-        for harmless in [
-            "I have not sent the email.",
-            "Shall I send it? Or was it sent?",
-            "Once the file was uploaded, you will find it there.",
-            "You could have sent it by hand.",
-            "The letter describes goods that they sent in May.",
-            "I read the file: it says hello.",
-            "```\nI have sent the email.\n```",
-            "邮件未能发送。",
-        ] {
-            assert_eq!(complaints(&[], harmless), 0, "{harmless}");
-        }
+        let claim = "I have sent the email to Bob.";
+        assert_eq!(complaints(&[], claim), 1);
+        let looked = [("read", Outcome::Succeeded, "x"), ("execute", Outcome::Failed, "x")];
+        assert_eq!(complaints(&looked, claim), 1, "to look is not to act");
+        assert_eq!(complaints(&[("other", Outcome::Succeeded, "x")], claim), 0);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What an answer is held against before it is the turn's.
 
+mod claims;
 mod evidence;
 mod project;
 
