@@ -132,6 +132,11 @@ impl Reader {
     }
 }
 
+/// A count as it is stored: one that no column holds is the largest that any holds. Whoever counted, a row must be readable.
+pub(super) fn stored_count(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
 /// JSON as it is stored. Values of this program always have a form in JSON: keys are strings, floats are finite.
 pub(super) fn json<T: serde::Serialize>(value: &T) -> Result<String> {
     serde_json::to_string(value).map_err(|error| StoreError::from(sqlx::Error::Encode(Box::new(error))))

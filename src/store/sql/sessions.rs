@@ -11,7 +11,7 @@ use super::super::{
     Change, Commit, NewSession, PageRequest, Seal, Sealed, SessionFilter, SessionRef, SessionSet, StoreError,
     Target,
 };
-use super::rows::{Reader, json};
+use super::rows::{Reader, json, stored_count};
 use super::{Expect, LastSeq, Step, Write, agent_files, approvals, once, turns};
 use crate::domain::approval::PermissionMode;
 use crate::domain::limits::{Limits, RESUME_STATE_MAX_BYTES};
@@ -343,8 +343,8 @@ pub(super) fn update(
         columns.set("resume_state", state);
     }
     if let Some(usage) = set.usage {
-        columns.set("input_tokens", usage.input_tokens as i64);
-        columns.set("output_tokens", usage.output_tokens as i64);
+        columns.set("input_tokens", stored_count(usage.input_tokens));
+        columns.set("output_tokens", stored_count(usage.output_tokens));
         columns.set("usage_complete", usage.complete);
     }
     if let Some(title) = set.title {

@@ -2,7 +2,7 @@
 
 use super::super::dialect::{Record, Statement, Value};
 use super::super::{PageRequest, TurnSet, TurnWrite};
-use super::rows::{Reader, json};
+use super::rows::{Reader, json, stored_count};
 use super::sessions::Conditions;
 use crate::domain::turn::{Failure, Ordinal, Turn, TurnStatus, Usage};
 use crate::ids::{SessionKey, TurnId};
@@ -76,8 +76,8 @@ pub(super) fn insert(session: SessionKey, turn: &Turn, urgent: bool) -> Result<S
     .bind(json(&turn.prompt)?)
     .bind(turn.status.as_str())
     .bind(urgent)
-    .bind(turn.usage.input_tokens as i64)
-    .bind(turn.usage.output_tokens as i64)
+    .bind(stored_count(turn.usage.input_tokens))
+    .bind(stored_count(turn.usage.output_tokens))
     .bind(turn.usage.complete)
     .bind(turn.rehydrated)
     .bind(json(&turn.metadata)?)
@@ -105,8 +105,8 @@ pub(super) fn update(session: SessionKey, set: TurnSet) -> Statement {
         assign("error_message", error.message.into());
     }
     if let Some(usage) = set.usage {
-        assign("input_tokens", (usage.input_tokens as i64).into());
-        assign("output_tokens", (usage.output_tokens as i64).into());
+        assign("input_tokens", stored_count(usage.input_tokens).into());
+        assign("output_tokens", stored_count(usage.output_tokens).into());
         assign("usage_complete", usage.complete.into());
     }
     if let Some(rehydrated) = set.rehydrated {
