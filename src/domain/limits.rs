@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Longest run id and thread id, in characters.
 pub const NAME_MAX_CHARS: usize = 200;
@@ -27,6 +28,22 @@ pub const AGENT_FILES_MAX_BYTES: usize = 64 << 20;
 pub const AGENT_ARCHIVE_MAX_BYTES: usize = 16 << 20;
 /// The longest time a turn or an approval can be given: a year.
 pub const LIMIT_MAX_SECONDS: u64 = 366 * 24 * 3600;
+
+/// How deep JSON of others may be nested where it is kept: what holds it must be readable again, and text of more than 127 levels is not.
+pub const VALUE_MAX_LEVELS: usize = 64;
+
+/// Whether a value is nested deeper than [`VALUE_MAX_LEVELS`].
+pub fn is_too_deep(value: &Value) -> bool {
+    !fits(value, VALUE_MAX_LEVELS)
+}
+
+fn fits(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(values) => levels > 0 && values.iter().all(|value| fits(value, levels - 1)),
+        Value::Object(values) => levels > 0 && values.values().all(|value| fits(value, levels - 1)),
+        _ => true,
+    }
+}
 
 /// How long a session's turns and approvals may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,5 +141,14 @@ mod tests {
             Limits { approval_seconds: LIMIT_MAX_SECONDS + 1, ..Limits::default() }.complaint().is_some()
         );
         assert_eq!(Limits { approval_seconds: 0, ..Limits::default() }.approval(), None);
+    }
+
+    #[test]
+    fn a_value_is_too_deep_by_its_levels_and_not_by_its_size() {
+        let nested =
+            |levels| (0..levels).fold(Value::Null, |inner, _| serde_json::json!({ "a": [inner, 1] }));
+        assert!(!is_too_deep(&nested(VALUE_MAX_LEVELS / 2)));
+        assert!(is_too_deep(&nested(VALUE_MAX_LEVELS / 2 + 1)));
+        assert!(!is_too_deep(&serde_json::json!(vec![vec![0; 100]; 100])));
     }
 }

@@ -8,6 +8,7 @@ use super::{Counters, OnceRequest, Service, ServiceError, ServiceResult};
 use crate::clock::Timestamp;
 use crate::domain::approval::{self, Approval, ApprovalStatus, DecisionRequest, Resolution};
 use crate::domain::event::{EventBody, NewEvent};
+use crate::domain::limits::{VALUE_MAX_LEVELS, is_too_deep};
 use crate::domain::scope::Scope;
 use crate::domain::session::{Session, Transition, pending_of};
 use crate::domain::turn::TurnRef;
@@ -45,6 +46,10 @@ impl Service {
         if request.edited_input.is_some() && !edits {
             let words = format!("the harness {} cannot take an edited input", session.harness);
             return Err(ServiceError::Unsupported(words));
+        }
+        if request.edited_input.as_ref().is_some_and(is_too_deep) {
+            let words = format!("edited_input: must not be nested deeper than {VALUE_MAX_LEVELS} levels");
+            return Err(ServiceError::invalid(words));
         }
         let (this, scope, id) = (Arc::clone(self), scope.clone(), id.clone());
         self.unit(async move { this.decide_locked(&scope, session.key, &id, &request, once).await }).await

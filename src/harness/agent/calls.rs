@@ -10,6 +10,7 @@ use super::runtime::Agent;
 use super::state::{Call, Phase, UNCERTAIN};
 use crate::domain::approval::{ApprovalOption, Decision, OptionKind, input_digest};
 use crate::domain::event::{Output, ToolEnd, ToolStart, ToolStatus};
+use crate::domain::limits::{VALUE_MAX_LEVELS, is_too_deep};
 use crate::domain::turn::Failure;
 use crate::fault;
 use crate::harness::task::{End, Heed, Task};
@@ -26,7 +27,8 @@ impl Agent {
             "" => "{}",
             arguments => arguments,
         });
-        let input = parsed.as_ref().ok().filter(|input| input.is_object()).cloned();
+        let is_input = |input: &&Value| input.is_object() && !is_too_deep(input);
+        let input = parsed.as_ref().ok().filter(is_input).cloned();
         let refused = |why: String| Phase::Refused { why };
         let phase = if self.settings.tool_policy.disabled.contains(&wanted.name) {
             refused(format!("The tool {} is disabled in this session.", wanted.name))
@@ -35,7 +37,11 @@ impl Agent {
         } else if self.denied.denies(&wanted.name, &kind) {
             refused("The operator does not allow this tool.".to_owned())
         } else if input.is_none() {
-            let why = parsed.err().map_or_else(|| "they are no object".to_owned(), |error| error.to_string());
+            let why = match parsed {
+                Err(error) => error.to_string(),
+                Ok(Value::Object(_)) => format!("they are nested deeper than {VALUE_MAX_LEVELS} levels"),
+                Ok(_) => "they are no object".to_owned(),
+            };
             refused(format!("The arguments are not a JSON object: {why}."))
         } else if asks {
             Phase::Asked

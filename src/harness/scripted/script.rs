@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::domain::limits::{VALUE_MAX_LEVELS, is_too_deep};
+
 /// One thing to do. Serializable, because the steps that are left are part of the resume state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
@@ -293,6 +295,9 @@ fn call(text: &str) -> Result<(Call, &str), String> {
         .next()
         .ok_or_else(|| format!("the JSON input of {name} is missing"))?
         .map_err(|error| format!("the input of {name} is not JSON: {error}"))?;
+    if is_too_deep(&input) {
+        return Err(format!("the input of {name} is nested deeper than {VALUE_MAX_LEVELS} levels"));
+    }
     let rest = json.get(values.byte_offset()..).unwrap_or_default().trim();
     Ok((Call { name: name.to_owned(), input, effect: ToolEffect::Echo }, rest))
 }
