@@ -15,6 +15,8 @@ use crate::domain::event::Output;
 use crate::domain::turn::Failure;
 
 const COMMAND_QUEUE: usize = 16;
+/// So many bytes of an event make it heavy: it is put out when nothing else waits to be read, so that there is one of its kind at most.
+const HEAVY: usize = 64 << 10;
 
 /// What one kind of runtime is beside its task: what it remembers, and what it does.
 pub(super) trait Runtime: Send + Sync + Sized + 'static {
@@ -147,10 +149,11 @@ impl<R: Runtime> Task<R> {
 
     /// Puts an event out, when there is room for it.
     pub async fn emit(&mut self, event: HarnessEvent, heed: Heed) -> Result<(), End> {
-        let room = self.events.clone().reserve_owned();
+        let events = self.events.clone();
+        let slots = if event.weight() > HEAVY { EVENT_QUEUE } else { 1 };
         // Nobody reads any more: nothing is left to work for.
-        let room = self.wait(room, heed).await?.map_err(|_| End::Gone)?;
-        room.send(event);
+        let mut room = self.wait(events.reserve_many(slots), heed).await?.map_err(|_| End::Gone)?;
+        room.next().ok_or(End::Gone)?.send(event);
         Ok(())
     }
 

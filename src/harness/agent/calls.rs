@@ -126,7 +126,14 @@ impl Task<Agent> {
     async fn settle_call(&mut self, at: usize) -> Result<(), End> {
         let call = self.runtime.turn()?.calls[at].clone();
         match call.phase {
-            Phase::Refused { why } => self.record(at, Outcome::Failed, why).await?,
+            Phase::Refused { why } => {
+                self.record(at, Outcome::Failed, why).await?;
+                let next = self.runtime.turn()?.calls.get(at + 1);
+                if next.is_some_and(|next| matches!(next.phase, Phase::Refused { .. })) {
+                    // Nothing was done, nor is for the next one: one state tells of them all.
+                    return Ok(());
+                }
+            }
             Phase::Ready => return self.run_call(at).await,
             Phase::Decided { decision: Decision::Approve, edited_input, .. } => {
                 if let Some(input) = edited_input {
