@@ -14,6 +14,10 @@ const TEXT_MAX: usize = 4 << 20;
 const CALLS_MAX: usize = 128;
 /// The longest arguments of a call, in bytes.
 const ARGUMENTS_MAX: usize = 1 << 20;
+/// The longest arguments of all calls together, in bytes.
+const ALL_ARGUMENTS_MAX: usize = 2 << 20;
+/// The longest word for why an answer ended, in characters.
+const FINISH_MAX: usize = 64;
 /// The longest name or id of a call, in bytes.
 const NAME_MAX: usize = 1024;
 
@@ -28,6 +32,8 @@ pub(super) struct Answer {
     /// Bytes of reasoning that have been given out.
     thinking: usize,
     calls: Vec<Call>,
+    /// Bytes of the arguments of all calls.
+    arguments: usize,
     finish: Option<String>,
     usage: Option<Usage>,
 }
@@ -70,7 +76,7 @@ impl Answer {
             }
         }
         if let Some(finish) = choice.finish_reason.filter(|finish| !finish.is_empty()) {
-            self.finish = Some(finish);
+            self.finish = Some(finish.chars().filter(|char| !char.is_control()).take(FINISH_MAX).collect());
         }
         Ok(pieces)
     }
@@ -96,7 +102,12 @@ impl Answer {
         if call.name != name {
             call.name.push_str(&name);
         }
-        call.arguments.push_str(&function.take_arguments());
+        let arguments = function.take_arguments();
+        self.arguments += arguments.len();
+        call.arguments.push_str(&arguments);
+        if self.arguments > ALL_ARGUMENTS_MAX {
+            return Err(Wrong("holds tool calls that are too long together"));
+        }
         if call.arguments.len() > ARGUMENTS_MAX || call.id.len().max(call.name.len()) > NAME_MAX {
             return Err(Wrong("holds a tool call that is too long"));
         }
@@ -243,5 +254,25 @@ mod tests {
         assert_eq!(reply(called).unwrap(), "tool_calls");
         assert_eq!(reply(json!({"choices": []})), Err(Wrong("is empty and does not say why")));
         assert_eq!(reply(json!({"choices": [{"finish_reason": "stop"}]})).unwrap(), "stop");
+    }
+
+    #[test]
+    fn all_calls_together_are_bounded_and_so_is_the_word_for_why_it_ended() {
+        let mut answer = Answer::default();
+        let mut call = |index: usize, bytes: usize| {
+            let function = json!({"name": "t", "arguments": "x".repeat(bytes)});
+            take(
+                &mut answer,
+                json!({"tool_calls": [{"index": index, "id": format!("c{index}"), "function": function}]}),
+            )
+        };
+        for index in 0..4 {
+            assert_eq!(call(index, ALL_ARGUMENTS_MAX / 4), Ok(Vec::new()));
+        }
+        assert_eq!(call(4, 1), Err(Wrong("holds tool calls that are too long together")));
+        let mut answer = Answer::default();
+        let long = json!({"choices": [{"delta": {"content": "a"}, "finish_reason": "\0x".repeat(1000)}]});
+        assert_eq!(answer.take(serde_json::from_value(long).unwrap()).unwrap().len(), 1);
+        assert_eq!(answer.into_reply().unwrap().finish, "x".repeat(FINISH_MAX));
     }
 }
