@@ -25,6 +25,8 @@ const REFUSAL_MAX: usize = 64 << 10;
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(10);
 /// How much of it is shown, in characters.
 const SHOWN: usize = 300;
+/// A shorter part of an address is no secret, in bytes.
+const SECRET_MIN: usize = 8;
 
 /// A call under way. Dropping it closes its connection.
 pub(in crate::harness::agent) struct ModelCall {
@@ -264,11 +266,18 @@ impl Inner {
         self.error(ModelErrorCode::Unavailable, &format!("cannot be called: {why}"))
     }
 
-    /// An error whose words follow the model's name. They may come from the provider: what might be the key is taken out of them,
-    /// and they are cut.
+    /// An error whose words follow the model's name. They may come from the provider: what might be the key, or of the address's
+    /// query, is taken out of them, and they are cut.
     fn error(&self, code: ModelErrorCode, words: &str) -> ModelError {
         let key = self.access.as_ref().ok().and_then(|access| access.key.as_ref());
-        let words = key.map_or_else(|| words.to_owned(), |key| words.replace(key.expose_secret(), "[key]"));
+        let mut words =
+            key.map_or_else(|| words.to_owned(), |key| words.replace(key.expose_secret(), "[key]"));
+        let values = self.url.query_pairs().map(|(_, value)| value.into_owned());
+        for secret in self.url.query().map(str::to_owned).into_iter().chain(values) {
+            if secret.len() >= SECRET_MIN {
+                words = words.replace(&secret, "[query]");
+            }
+        }
         let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
         let cut: String = words.chars().filter(|char| !char.is_control()).take(SHOWN).collect();
         ModelError { code, message: format!("the model {} {cut}", self.name) }
