@@ -1,5 +1,7 @@
 //! What the model is asked: for a plan, for its next step; and what is made of its answer.
 
+use std::collections::{HashMap, HashSet};
+
 use super::context::{Fit, Overflow, fit};
 use super::message::{Message, ToolCall};
 use super::model::ToolSpec;
@@ -153,24 +155,24 @@ fn stop_reason(finish: &str) -> String {
     .to_owned()
 }
 
-/// The calls under ids that are unique in the conversation: there are models that begin to count anew with each answer.
+/// The calls under ids that are unique in the conversation: there are models that begin to count anew with each answer, and some that
+/// give each call the same.
 fn unique(calls: Vec<ToolCall>, messages: &[Message]) -> Vec<ToolCall> {
-    let mut taken: Vec<String> = messages
-        .iter()
-        .filter_map(|message| match message {
-            Message::Assistant { tool_calls, .. } => Some(tool_calls.iter().map(|call| call.id.clone())),
-            _ => None,
-        })
-        .flatten()
-        .collect();
+    let earlier = messages.iter().filter_map(|message| match message {
+        Message::Assistant { tool_calls, .. } => Some(tool_calls.iter().map(|call| call.id.clone())),
+        _ => None,
+    });
+    let mut taken: HashSet<String> = earlier.flatten().collect();
+    // Of each id, the numbers up to this one are taken.
+    let mut counts: HashMap<String, u64> = HashMap::new();
     let mut fresh = |call: ToolCall| {
         let mut id = call.id.clone();
-        let mut count = 1;
         while id.is_empty() || taken.contains(&id) {
-            count += 1;
+            let count = counts.entry(call.id.clone()).or_insert(1);
+            *count += 1;
             id = format!("{}_{count}", call.id);
         }
-        taken.push(id.clone());
+        taken.insert(id.clone());
         ToolCall { id, ..call }
     };
     calls.into_iter().map(&mut fresh).collect()
@@ -193,5 +195,14 @@ mod tests {
             .map(|call| call.id)
             .collect();
         assert_eq!(ids, ["c0_2", "c2", "c2_2", "_2"]);
+    }
+
+    #[test]
+    fn one_id_for_all_calls_costs_no_more_than_others() {
+        let begun = std::time::Instant::now();
+        let unique = unique(vec![call("c"); 20_000], &[]);
+        assert_eq!((unique[0].id.as_str(), unique[19_999].id.as_str()), ("c", "c_20000"));
+        // It would take hours if its time grew with the cube.
+        assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
     }
 }
