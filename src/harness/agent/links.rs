@@ -1,5 +1,7 @@
 //! Links in a text, as Markdown has them and as they stand alone.
 
+use std::collections::HashSet;
+
 /// A link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Link<'a> {
@@ -9,63 +11,81 @@ pub(super) struct Link<'a> {
     pub target: &'a str,
 }
 
-/// All links of a text, in order: `[label](target)`, `![label](target)`, `<https://…>`, and addresses as they are.
+/// All links of a text, in order: `[label](target)`, `![label](target)`, `<https://…>`, and addresses as they are. The time that it
+/// takes grows with the text, whatever is in it.
 pub(super) fn links(text: &str) -> Vec<Link<'_>> {
     let mut found = Vec::new();
-    let mut rest = text;
-    while let Some(at) = rest.find(['[', 'h', 's', 'f']) {
-        rest = &rest[at..];
-        if let Some((link, after)) = markdown(rest) {
-            found.push(link);
-            rest = after;
-        } else if let Some((target, after)) = address(rest) {
-            found.push(Link { label: None, target });
-            rest = after;
-        } else {
-            let mut chars = rest.chars();
-            chars.next();
-            rest = chars.as_str();
-        }
+    let mut ends = Ends { text, from: 0, at: 0 };
+    let mut at = 0;
+    while let Some(ahead) = text[at..].find(['[', 'h', 's', 'f']) {
+        at += ahead;
+        let link = markdown(text, at, &mut ends).or_else(|| address(text, at));
+        let Some((link, after)) = link else {
+            // All four are of one byte.
+            at += 1;
+            continue;
+        };
+        found.push(link);
+        at = after;
     }
     found
 }
 
 /// The addresses that a text names, each once, in order.
 pub(super) fn addresses(text: &str) -> Vec<&str> {
-    let mut found: Vec<&str> = Vec::new();
-    for link in links(text) {
-        if address(link.target).is_some() && !found.contains(&link.target) {
-            found.push(link.target);
+    let mut known = HashSet::new();
+    let targets = links(text).into_iter().map(|link| link.target);
+    targets.filter(|target| address(target, 0).is_some() && known.insert(*target)).collect()
+}
+
+/// Where the next line or bracket ends: looked for once for all that begins before it.
+struct Ends<'a> {
+    text: &'a str,
+    from: usize,
+    at: usize,
+}
+
+impl Ends<'_> {
+    /// The bracket that closes what begins there, unless its line ends before.
+    fn after(&mut self, begin: usize) -> Option<usize> {
+        if !(self.from..=self.at).contains(&begin) || begin == 0 {
+            let ahead = self.text[begin..].find([')', '\n']);
+            (self.from, self.at) = (begin, ahead.map_or(self.text.len(), |ahead| begin + ahead));
         }
+        self.text[self.at..].starts_with(')').then_some(self.at)
     }
-    found
 }
 
-fn markdown(text: &str) -> Option<(Link<'_>, &str)> {
-    let (label, rest) = text.strip_prefix('[')?.split_once(']')?;
-    let rest = rest.strip_prefix('(')?;
-    let (inside, after) = rest.split_once(')')?;
-    if label.contains('[') || inside.contains('\n') {
-        return None;
-    }
+/// The link that begins there with a label, and where it ends.
+fn markdown<'a>(text: &'a str, at: usize, ends: &mut Ends<'_>) -> Option<(Link<'a>, usize)> {
+    let begin = at + 1;
+    let label = text[at..].strip_prefix('[')?;
+    let label = &label[..label.find(['[', ']'])?];
+    text[begin + label.len()..].strip_prefix("](")?;
+    let inside = begin + label.len() + 2;
+    let end = ends.after(inside)?;
     // A title may follow the target.
-    let target = inside.split_whitespace().next().unwrap_or_default();
+    let target = text[inside..end].split_whitespace().next().unwrap_or_default();
     let target = target.trim_start_matches('<').trim_end_matches('>');
-    (!target.is_empty()).then_some((Link { label: Some(label), target }, after))
+    (!target.is_empty()).then_some((Link { label: Some(label), target }, end + 1))
 }
 
-fn address(text: &str) -> Option<(&str, &str)> {
+/// The address that begins there, and where it ends.
+fn address(text: &str, at: usize) -> Option<(Link<'_>, usize)> {
     const SCHEMES: [&str; 4] = ["https://", "http://", "sandbox:", "file://"];
+    let text = &text[at..];
     let scheme = SCHEMES.iter().find(|scheme| text.starts_with(**scheme))?;
     let is_part =
         |c: char| c.is_ascii_graphic() && !matches!(c, '<' | '>' | '"' | '`' | '\\' | '^' | '{' | '}' | '|');
     let end = text.find(|c| !is_part(c)).unwrap_or(text.len());
     let mut target = text[..end].trim_end_matches(['.', ',', ';', ':', '!', '?', '\'', '*', '_', ']']);
     // A closing bracket belongs to the address where its opening one does.
-    while target.ends_with(')') && target.matches(')').count() > target.matches('(').count() {
+    let (opening, mut closing) = (target.matches('(').count(), target.matches(')').count());
+    while target.ends_with(')') && closing > opening {
         target = target[..target.len() - 1].trim_end_matches(['.', ',']);
+        closing -= 1;
     }
-    (target.len() > scheme.len()).then(|| (target, &text[target.len()..]))
+    (target.len() > scheme.len()).then(|| (Link { label: None, target }, at + target.len()))
 }
 
 #[cfg(test)]
@@ -95,5 +115,23 @@ mod tests {
         );
         assert_eq!(shown("https:// [a] (b) [](  ) the hostess fled"), []);
         assert_eq!(addresses("https://a https://b [x](https://a) [y](z)"), ["https://a", "https://b"]);
+    }
+
+    #[test]
+    fn however_hostile_a_text_is_it_is_read_in_a_moment() {
+        let begun = std::time::Instant::now();
+        let distinct: String = (0..200_000).map(|number| format!("http://{number} ")).collect();
+        for (text, count) in [
+            ("[".repeat(4 << 20), 0),
+            ("[a](http://a".repeat(300_000), 1),
+            ("[a](".repeat(1 << 20), 0),
+            (format!("http://a{}", ")".repeat(4 << 20)), 1),
+            (format!("http://{}", ").,".repeat(1 << 20)), 0),
+            (distinct, 200_000),
+        ] {
+            assert_eq!(addresses(&text).len(), count, "{}", &text[..20]);
+        }
+        // Each of them would take minutes if its time grew with the square.
+        assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
     }
 }

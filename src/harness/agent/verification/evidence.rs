@@ -3,6 +3,8 @@
 //!
 //! Which words are such an offer or claim, [`super::claims`] says. An ordinary link needs no evidence.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::super::links::{addresses, links};
@@ -13,6 +15,12 @@ use super::claims::{claim, is_delivery, prose};
 const LINKS_MAX: usize = 2000;
 /// So many bytes of them.
 const LINKS_MAX_BYTES: usize = 256 << 10;
+/// So many links of an answer may be deliveries.
+const DELIVERIES_MAX: usize = 200;
+/// So many complaints are told; the others follow when these are seen to.
+const COMPLAINTS_MAX: usize = 10;
+/// How much of an answer is quoted, in characters.
+const QUOTED_MAX: usize = 300;
 
 /// What the tools of a turn have shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,19 +57,41 @@ impl Evidence {
             self.links.iter().any(|known| known == target)
                 || messages.iter().any(|message| names(message, target))
         };
-        let unfounded = links(&prose).into_iter().filter(|link| is_delivery(link) && !has(link.target));
+        let mut seen = HashSet::new();
+        let deliveries =
+            links(&prose).into_iter().filter(|link| is_delivery(link) && seen.insert(link.target));
+        let deliveries: Vec<&str> = deliveries.map(|link| link.target).collect();
+        if deliveries.len() > DELIVERIES_MAX {
+            let count = deliveries.len();
+            return vec![format!(
+                "{count} links are offered as deliveries, and an answer may have {DELIVERIES_MAX}"
+            )];
+        }
+        let unfounded = deliveries.into_iter().filter(|target| !has(target)).take(COMPLAINTS_MAX);
         let mut complaints: Vec<String> = unfounded
-            .map(|link| {
-                format!("the link {} is offered as a delivery, and no tool result has named it", link.target)
+            .map(|target| {
+                let target = quoted(target);
+                format!("the link {target} is offered as a delivery, and no tool result has named it")
             })
             .collect();
         if let Some(claim) = (!self.acted).then(|| claim(&prose)).flatten() {
+            let claim = quoted(claim);
             complaints.push(format!(
                 "\"{claim}\" claims a delivery, and no tool that could have made it has succeeded"
             ));
         }
         complaints
     }
+}
+
+/// The beginning of what an answer says.
+fn quoted(text: &str) -> String {
+    let mut chars = text.chars();
+    let mut kept: String = chars.by_ref().take(QUOTED_MAX).collect();
+    if chars.next().is_some() {
+        kept.push('…');
+    }
+    kept
 }
 
 /// Whether a successful result has this target as a word of its own: tools name what is no address, such as a file, in any form.
@@ -141,5 +171,25 @@ mod tests {
         assert_eq!(evidence.links.len(), LINKS_MAX);
         let long = format!("https://{}", "x".repeat(LINKS_MAX_BYTES));
         assert_eq!(after(&[("other", Outcome::Succeeded, &long)]).0.links.len(), 0);
+    }
+
+    #[test]
+    fn what_an_answer_says_is_looked_at_within_bounds() {
+        let begun = std::time::Instant::now();
+        let (evidence, mut messages) = after(&[]);
+        let content = "x".repeat(1 << 20);
+        let tool_call_id = String::new();
+        messages.push(Message::Tool { tool_call_id, content, outcome: Outcome::Succeeded, condensed: false });
+        let many: String = (0..200_000).map(|number| format!("sandbox:{number} ")).collect();
+        let told = evidence.complaints(&many, &messages);
+        assert_eq!(told, ["200000 links are offered as deliveries, and an answer may have 200"]);
+        let some: String = (0..200).map(|number| format!("sandbox:{number} ")).collect();
+        assert_eq!(evidence.complaints(&some, &messages).len(), COMPLAINTS_MAX);
+        assert_eq!(evidence.complaints(&"sandbox:1 ".repeat(100_000), &messages).len(), 1, "each once");
+        let long =
+            format!("[download](sandbox:{}) I have sent{}", "x".repeat(1 << 20), " it".repeat(1 << 18));
+        let told = evidence.complaints(&long, &messages);
+        assert_eq!((told.len(), told.iter().any(|told| told.len() > 500)), (2, false));
+        assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
     }
 }
