@@ -83,10 +83,23 @@ pub(super) fn last_turns(messages: &[Message], turns: usize) -> &[Message] {
     }
 }
 
-/// As many of the last turns, whole, as together have at most so many messages.
-pub(super) fn last_turns_within(messages: &[Message], most: usize) -> &[Message] {
-    let start = turn_starts(messages).into_iter().find(|at| messages.len() - at <= most);
+/// As many of the last turns, whole, as together have at most so many messages, and take at most so many bytes where they are stored.
+pub(super) fn last_turns_within(messages: &[Message], most: usize, most_bytes: usize) -> &[Message] {
+    let (mut bytes, mut first) = (0_usize, messages.len());
+    for (at, message) in messages.iter().enumerate().rev().take(most) {
+        bytes = bytes.saturating_add(stored_bytes(message));
+        if bytes > most_bytes {
+            break;
+        }
+        first = at;
+    }
+    let start = turn_starts(messages).into_iter().find(|at| *at >= first);
     start.map_or(&[], |at| &messages[at..])
+}
+
+fn stored_bytes(message: &Message) -> usize {
+    // Strings alone: this always serializes.
+    serde_json::to_string(message).map_or(0, |text| text.len())
 }
 
 /// How many messages the first turn has; none where there is no turn after it.
@@ -119,15 +132,31 @@ mod tests {
     #[test]
     fn row_95_turns_are_taken_whole() {
         let all = messages("uauuaua");
-        assert_eq!(last_turns_within(&all, 4).len(), 2, "the last turn only");
-        assert_eq!(last_turns_within(&all, 5).len(), 5, "from the turn that begins with two prompts");
-        assert_eq!(last_turns_within(&all, 7).len(), 7);
-        assert_eq!(last_turns_within(&all, 1).len(), 0);
+        assert_eq!(last_turns_within(&all, 4, usize::MAX).len(), 2, "the last turn only");
+        assert_eq!(
+            last_turns_within(&all, 5, usize::MAX).len(),
+            5,
+            "from the turn that begins with two prompts"
+        );
+        assert_eq!(last_turns_within(&all, 7, usize::MAX).len(), 7);
+        assert_eq!(last_turns_within(&all, 1, usize::MAX).len(), 0);
         assert_eq!(
             (last_turns(&all, 2).len(), last_turns(&all, 3).len(), last_turns(&all, 9).len()),
             (5, 7, 7)
         );
         assert_eq!(last_turns(&all, 0).len(), 0);
+    }
+
+    #[test]
+    fn turns_that_take_too_much_where_they_are_stored_are_left_out_whole() {
+        let all = messages("uauua");
+        let two = all[3..].iter().map(stored_bytes).sum::<usize>();
+        let four = all.iter().map(stored_bytes).sum::<usize>();
+        for (bytes, kept) in [(four, 5), (four - 1, 3), (two, 0), (two - 1, 0), (0, 0)] {
+            assert_eq!(last_turns_within(&all, 100, bytes).len(), kept, "{bytes}");
+        }
+        let control = Message::User { content: "\u{1}".repeat(100) };
+        assert!(stored_bytes(&control) > 600, "as they are written there");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::settings::{PlanningMode, Settings};
 use super::verification::Evidence;
 use crate::clock::Timestamp;
 use crate::domain::approval::Decision;
+use crate::domain::limits::RESUME_STATE_MAX_BYTES;
 use crate::domain::turn::Usage;
 use crate::harness::{TurnInput, TurnOutcome};
 use crate::ids::TurnId;
@@ -16,6 +17,8 @@ use crate::ids::TurnId;
 const VERSION: u64 = 1;
 /// Messages of earlier turns that are kept at most.
 const PAST_MAX: usize = 1000;
+/// Bytes of them where they are stored: the other half is for the turn at work.
+const PAST_MAX_BYTES: usize = RESUME_STATE_MAX_BYTES / 2;
 
 /// The whole memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -176,9 +179,9 @@ impl State {
             (false, _) => &[],
             (true, false) if is_stale => &[],
             (true, false) => last_turns(&self.past, usize::try_from(memory.recent_turns).unwrap_or(0)),
-            (true, true) => last_turns_within(&self.past, PAST_MAX),
+            (true, true) => &self.past,
         };
-        self.past = kept.to_vec();
+        self.past = last_turns_within(kept, PAST_MAX, PAST_MAX_BYTES).to_vec();
     }
 
     /// The turn at work is over, and a part of the past: no call in it stays without an end.
@@ -275,3 +278,36 @@ impl Turn {
 /// What the model is told of a call whose end nobody has seen.
 pub(super) const UNCERTAIN: &str = "The outcome of this call is not known: it had begun, and may or may not have taken effect. It is not repeated by itself; \
      find out what happened before you call it again.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::turn::Prompt;
+
+    #[test]
+    fn a_turn_that_is_too_large_to_be_stored_is_forgotten_and_not_what_comes_after_it() {
+        let settings = Settings::built_in("main");
+        let mut state = State::default();
+        let mut turn = |results: usize, words: &str| {
+            let input = TurnInput { turn_id: TurnId::mint(), prompt: Prompt::Text(words.to_owned()) };
+            state.begin(input, &settings, Timestamp(0));
+            let turn = state.turn.as_mut().unwrap();
+            let content = String::new();
+            turn.messages.push(Message::Assistant { content, tool_calls: Vec::new() });
+            let (tool_call_id, content) = (String::new(), "\u{1}".repeat(1 << 20));
+            let outcome = Outcome::Succeeded;
+            let result = Message::Tool { tool_call_id, content, outcome, condensed: false };
+            turn.messages.extend(std::iter::repeat_n(result, results));
+            state.end_turn(
+                &TurnOutcome::Completed { stop_reason: "end_turn".to_owned() },
+                &settings,
+                Timestamp(0),
+            );
+            let stored = serde_json::to_string(&state.stored().unwrap()).unwrap().len();
+            (state.past.len(), stored <= RESUME_STATE_MAX_BYTES)
+        };
+        assert_eq!(turn(1, "one"), (3, true));
+        assert_eq!(turn(3, "large"), (0, true));
+        assert_eq!(turn(0, "after"), (2, true));
+    }
+}
