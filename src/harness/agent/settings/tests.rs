@@ -167,3 +167,135 @@ fn the_operator_s_defaults_fill_the_gaps_and_its_caps_bind_now_and_later() {
     assert_eq!(Settings::stored(&stored, &shop).unwrap().execution.max_model_calls, 5);
     assert!(Settings::of_operator(&json!({"memory": {"recent_turns": 9}}), &shop).is_err());
 }
+
+/// Marsaglia's xorshift, from a seed that is the same in each run.
+struct Random {
+    state: u64,
+    values: Vec<Value>,
+}
+
+impl Random {
+    fn new() -> Self {
+        let values = vec![
+            Value::Null,
+            json!(true),
+            json!(0),
+            json!(1),
+            json!(-1),
+            json!(u64::MAX),
+            json!(i64::MIN),
+            json!(0.5),
+            json!(1e308),
+            json!(1.0),
+            json!(""),
+            json!("main"),
+            json!("always"),
+            json!("project"),
+            json!("\0\u{1b}"),
+            json!("x".repeat(500)),
+            json!([]),
+            json!({}),
+            json!(["read_file", "read_file"]),
+            json!(["write_file", 7, null]),
+            json!(vec!["a"; 201]),
+            json!({"a": {"url": "https://ok/"}, "b": {"url": 7}}),
+            (0..100).fold(json!(0), |inner, _| json!({"memory": inner})),
+        ];
+        Self { state: 0x9e37_79b9_7f4a_7c15, values }
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        usize::try_from(self.state % u64::try_from(end).unwrap()).unwrap()
+    }
+
+    fn key(&mut self) -> String {
+        let keys = [
+            "version",
+            "enabled",
+            "mode",
+            "url",
+            "disabled",
+            "",
+            " ",
+            "\0",
+            "__proto__",
+            "model ",
+            "é",
+            "a.b",
+            "max_tool_calls",
+        ];
+        keys[self.below(keys.len())].to_owned()
+    }
+
+    fn value(&mut self) -> Value {
+        match self.below(self.values.len() + 2) {
+            place @ 2.. => self.values[place - 2].clone(),
+            _ => json!(self.below(1 << 53) as f64 / (1_u64 << 53) as f64),
+        }
+    }
+
+    /// Changes something somewhere in an object.
+    fn spoil(&mut self, value: &mut Value) {
+        let Value::Object(object) = value else { return *value = self.value() };
+        let keys: Vec<String> = object.keys().cloned().collect();
+        let at = if keys.is_empty() { None } else { Some(keys[self.below(keys.len())].clone()) };
+        match (self.below(6), at) {
+            (0, _) | (_, None) => drop(object.insert(self.key(), self.value())),
+            (1, Some(key)) => drop(object.remove(&key)),
+            (2, Some(key)) => drop(object.insert(key, self.value())),
+            (_, Some(key)) => self.spoil(&mut object[&key]),
+        }
+    }
+}
+
+#[test]
+fn whatever_is_given_is_accepted_for_good_or_refused_by_its_key() {
+    let whole = json!({
+        "version": 1, "model": "small",
+        "memory": {"enabled": true, "recent_turns": 2, "idle_ttl_seconds": 60},
+        "history": {"enabled": false}, "planning": {"mode": "always"},
+        "context": {
+            "input_budget_ratio": 0.5, "compaction_enabled": true, "compact_at_ratio": 0.9, "compact_to_ratio": 0.5
+        },
+        "execution": {"max_model_calls": 3, "max_tool_calls": 4, "max_duration_seconds": 5},
+        "tool_policy": {"disabled": ["read_file"], "require_approval": ["write_file"]},
+        "verification": {"mode": "tool_evidence", "max_repair_attempts": 1},
+        "thinking": {"forward_to_frontend": true},
+        "mcp_servers": {"own": {"url": "https://ok/mcp"}},
+    });
+    accepted(&whole);
+    let (mut random, mut kept, mut refused) = (Random::new(), 0, 0);
+    for _ in 0..5000 {
+        let mut given = whole.clone();
+        for _ in 0..=random.below(3) {
+            random.spoil(&mut given);
+        }
+        match Settings::complete(&given, &shop()) {
+            Ok(stored) => {
+                // As it comes back from where it is stored.
+                let stored: Value = serde_json::from_str(&stored.to_string()).unwrap();
+                let again = Settings::stored(&stored, &shop());
+                assert!(again.is_ok(), "{given}: {again:?}");
+                kept += 1;
+            }
+            Err(complaints) => {
+                for complaint in &complaints {
+                    let (path, words) = complaint.split_once(": ").expect(complaint);
+                    let first = path.split('.').next().unwrap();
+                    let is_key =
+                        given.get(first).is_some() || path.split('.').any(|key| whole.get(key).is_some());
+                    assert!(
+                        (is_key || given.get(path).is_some()) && !words.is_empty(),
+                        "{given}: {complaint}"
+                    );
+                }
+                assert!(!complaints.is_empty());
+                refused += 1;
+            }
+        }
+    }
+    assert!(kept > 100 && refused > 1000, "{kept} {refused}");
+}
