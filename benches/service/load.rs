@@ -53,7 +53,7 @@ impl Found {
     }
 }
 
-/// What a child found, and what this process used meanwhile.
+/// What a child found, and what the server's process used meanwhile.
 pub struct Loaded {
     pub found: Found,
     /// Seconds.
@@ -72,6 +72,11 @@ impl Loaded {
 
 /// Puts load on a server of this process.
 pub async fn put(task: &Task) -> Loaded {
+    put_on(None, task).await
+}
+
+/// Puts load on a server of that process; of this one where it is none.
+async fn put_on(server: Option<u32>, task: &Task) -> Loaded {
     let program = std::env::current_exe().unwrap();
     let mut child = Command::new(program)
         .arg(CHILD)
@@ -85,7 +90,7 @@ pub async fn put(task: &Task) -> Loaded {
     drop(stdin);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next_line().await.unwrap().as_deref(), Some("go"), "the load generator failed");
-    let watch = Watch::start();
+    let watch = server.map_or_else(Watch::start, Watch::of);
     assert_eq!(lines.next_line().await.unwrap().as_deref(), Some("stop"), "the load generator failed");
     let (wall, cpu) = watch.stop();
     let found: Found = serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap();
@@ -111,6 +116,17 @@ pub async fn requests(
     put(&Task::Requests { address, connections, time, requests: requests.to_vec() }).await
 }
 
+/// One round of requests to a server that is a child of this process.
+pub async fn requests_to(
+    server: u32,
+    address: SocketAddr,
+    connections: usize,
+    time: Duration,
+    requests: &[String],
+) -> Loaded {
+    put_on(Some(server), &Task::Requests { address, connections, time, requests: requests.to_vec() }).await
+}
+
 /// A request as it goes over the wire.
 pub fn request(method: &str, path: &str, token: &str, body: Option<&Value>) -> String {
     let body = body.map(Value::to_string);
@@ -121,6 +137,11 @@ pub fn request(method: &str, path: &str, token: &str, body: Option<&Value>) -> S
     format!(
         "{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n{content}\r\n{body}"
     )
+}
+
+/// The same request, to be answered when its turn has ended.
+pub fn waiting(request: &str) -> String {
+    request.replacen("\r\n", "\r\nprefer: wait=60\r\n", 1)
 }
 
 /// The request of an event stream.

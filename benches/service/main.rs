@@ -11,7 +11,7 @@
 //! it; but they share the cores, so rates over HTTP are rates of both. Measures at the store have their callers in this process,
 //! and so have their floors. Nothing runs in the background but what requests start: no recovery, no sweeper; but where agents work, all does.
 //!
-//! Name parts to run only those: `cargo bench --bench service -- writes single reads tokens scale start agents`
+//! Name parts to run only those: `cargo bench --bench service -- writes single reads tokens scale start agent agents`
 //! are on SQLite; `pg-writes pg-http pg-hints pg-tokens`, together `postgres`, are on a PostgreSQL that is started for them, or on
 //! the one that `OSTLER_TEST_DATABASE_URL` names. Each measure takes `OSTLER_BENCH_SECONDS`, 3 where nothing is said.
 
@@ -24,6 +24,7 @@
     reason = "a bench prints what it found and ends where it cannot go on; it takes its length from the environment"
 )]
 
+mod agent;
 mod agents;
 mod floor;
 mod home;
@@ -45,13 +46,14 @@ use std::time::Duration;
 /// How often floor and service take turns.
 const ROUNDS: u32 = 5;
 
-const PARTS: [&str; 11] = [
+const PARTS: [&str; 12] = [
     "writes",
     "single",
     "reads",
     "tokens",
     "scale",
     "start",
+    "agent",
     "agents",
     "pg-writes",
     "pg-http",
@@ -87,6 +89,7 @@ fn main() {
                 "tokens" => tokens::run().await,
                 "scale" => scale::run().await,
                 "start" => start::run().await,
+                "agent" => agent::run().await,
                 "agents" => agents::run().await,
                 "pg-writes" => postgres::writes().await,
                 "pg-http" => postgres::http().await,
