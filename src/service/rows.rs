@@ -4,7 +4,7 @@ use super::prompt::QUEUED_TURNS_MAX;
 use super::{Service, ServiceResult};
 use crate::domain::approval::Approval;
 use crate::domain::session::Session;
-use crate::domain::turn::{Ordinal, Turn};
+use crate::domain::turn::{Ordinal, Turn, TurnStatus};
 use crate::ids::SessionKey;
 
 /// See the module.
@@ -37,7 +37,11 @@ impl Service {
             return Ok(Some(Rows { session, open: Vec::new(), queued: Vec::new() }));
         }
         let open = self.store.list_open_approvals(key).await?;
-        let queued = self.store.list_queued_turns(key, QUEUED_TURNS_MAX + 1).await?;
+        let queued = match session.queued_turns {
+            // None waits behind the current one, and that came with the session.
+            0 => session.turn.iter().filter(|turn| turn.status == TurnStatus::Queued).cloned().collect(),
+            _ => self.store.list_queued_turns(key, QUEUED_TURNS_MAX + 1).await?,
+        };
         Ok(Some(Rows { session, open, queued }))
     }
 }
