@@ -318,7 +318,7 @@ impl EventBody {
             Self::TurnInterrupted { .. } => "turn.interrupted",
             Self::TurnTimedOut {} => "turn.timed_out",
             Self::Output(output) => output.kind(),
-            Self::ApprovalRequested { .. } => "approval.requested",
+            Self::ApprovalRequested { .. } => APPROVAL_REQUESTED,
             Self::ApprovalResolved { .. } => "approval.resolved",
             Self::ApprovalExpired { .. } => "approval.expired",
             Self::ApprovalCancelled { .. } => "approval.cancelled",
@@ -349,6 +349,9 @@ impl From<Output> for EventBody {
 
 /// The types of an agent's words: they come by the thousand and change nothing about their session.
 pub const DELTA_KINDS: [&str; 2] = ["text.delta", "thinking.delta"];
+
+/// The type with which a turn begins to wait for a person.
+pub const APPROVAL_REQUESTED: &str = "approval.requested";
 
 /// The types that end a turn, for a stream that ends with it.
 pub const TURN_END_KINDS: [&str; 5] =

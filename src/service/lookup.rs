@@ -6,12 +6,15 @@ use std::sync::Arc;
 use super::{Service, ServiceError, ServiceResult};
 use crate::clock::Timestamp;
 use crate::domain::approval::Approval;
+use crate::domain::event::{APPROVAL_REQUESTED, TURN_END_KINDS};
 use crate::domain::limits::{is_name, metadata_complaint};
 use crate::domain::scope::Scope;
 use crate::domain::session::Session;
 use crate::domain::turn::{Ordinal, Turn, TurnStatus};
 use crate::ids::{ApprovalId, SessionId, SessionKey, TurnId};
-use crate::store::{ApprovalFilter, Change, Commit, EventPage, Page, PageRequest, SessionFilter, SessionRef};
+use crate::store::{
+    ApprovalFilter, Change, Commit, EventPage, Page, PageRequest, SessionFilter, SessionRef, Subscription,
+};
 
 /// A session with what only this process knows of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -242,13 +245,16 @@ impl Service {
         deadline: Timestamp,
     ) -> ServiceResult<Turn> {
         let mut ear = self.store.subscribe(session.key);
+        let mut seen = session.last_event_seq;
         loop {
+            // Asked before the table is, which then has all that was told.
+            seen = seen.max(ear.told());
             let turn = self.store.find_turn(session.key, turn).await?.ok_or(ServiceError::NotFound)?;
             if turn.status.is_terminal() || turn.status == TurnStatus::AwaitingApproval {
                 return Ok(turn);
             }
             tokio::select! {
-                () = ear.changed() => {}
+                () = halts(&mut ear, &mut seen) => {}
                 () = self.clock.sleep_until(deadline) => return Ok(turn),
                 () = self.closing.cancelled() => return Ok(turn),
             }
@@ -275,6 +281,21 @@ impl Service {
                 () = ear.changed() => {}
                 () = self.clock.sleep_until(deadline) => return Ok(session),
             }
+        }
+    }
+}
+
+/// Waits until a turn may have ended or may wait for a person: neither happens without an event that says so. `seen` is the last
+/// event that was looked at.
+async fn halts(ear: &mut Subscription, seen: &mut i64) {
+    let is_halt = |kind: &str| TURN_END_KINDS.contains(&kind) || kind == APPROVAL_REQUESTED;
+    loop {
+        ear.changed().await;
+        // What is not remembered may be anything.
+        let Some(events) = ear.remembered_after(*seen) else { return };
+        *seen = events.last().map_or(*seen, |last| last.event.seq);
+        if events.iter().any(|published| is_halt(&published.event.kind)) {
+            return;
         }
     }
 }

@@ -138,6 +138,12 @@ impl Subscription {
         }
     }
 
+    /// The last seq that this session's listeners were told of, 0 where they were told of none. What is committed from now on is a
+    /// change.
+    pub fn told(&mut self) -> i64 {
+        *self.doorbell.borrow_and_update()
+    }
+
     /// The remembered events after `seq` without a hole; `None` when the memory does not reach back that far, so that the table must be read.
     pub fn remembered_after(&self, seq: i64) -> Option<Vec<Arc<Published>>> {
         let recent = lock(&self.channel.recent);
