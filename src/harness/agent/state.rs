@@ -181,7 +181,9 @@ impl State {
             (true, false) => last_turns(&self.past, usize::try_from(memory.recent_turns).unwrap_or(0)),
             (true, true) => &self.past,
         };
-        self.past = last_turns_within(kept, PAST_MAX, PAST_MAX_BYTES).to_vec();
+        // What is kept are the last ones, all of them.
+        let forgotten = self.past.len() - last_turns_within(kept, PAST_MAX, PAST_MAX_BYTES).len();
+        self.past.drain(..forgotten);
     }
 
     /// The turn at work is over, and a part of the past: no call in it stays without an end.

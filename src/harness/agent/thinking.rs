@@ -8,6 +8,7 @@ use super::model::ToolSpec;
 use super::model::{ModelRequest, Piece, Reply};
 use super::planning;
 use super::runtime::Agent;
+use super::settings::VerificationMode;
 use super::state::Stage;
 use crate::domain::event::{Output, RewindReason};
 use crate::domain::turn::{Failure, Usage};
@@ -49,7 +50,9 @@ impl Task<Agent> {
         if reply.tool_calls.is_empty() {
             turn.messages.push(Message::Assistant { content: reply.text, tool_calls: Vec::new() });
             turn.stage = Stage::Verify { stop_reason: stop_reason(&reply.finish) };
-            return self.note().await;
+            // What follows is the end of the turn, which gives the state away by itself, unless a program has to be waited for.
+            let waits = self.runtime.settings.verification.mode == VerificationMode::Project;
+            return if waits { self.note().await } else { Ok(()) };
         }
         let ids: Vec<String> = reply.tool_calls.iter().map(|call| call.id.clone()).collect();
         let calls = unique(reply.tool_calls, &turn.messages);
