@@ -1,5 +1,7 @@
 //! What a transaction changes: one session, and everything about it together.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::clock::Timestamp;
@@ -77,8 +79,8 @@ pub struct SessionSet {
     pub native_id: Option<String>,
     /// A harness has taken the conversation up.
     pub started: bool,
-    /// What the harness needs to take it up again; `Some(None)` erases it.
-    pub resume_state: Option<Option<Value>>,
+    /// What the harness needs to take it up again; `Some(None)` erases it. It may be large, and is shared with who tries again.
+    pub resume_state: Option<Option<Arc<Value>>>,
     /// The files of the agent's memory; `Some(None)` erases them.
     pub agent_files: Option<Option<AgentFiles>>,
     /// Tokens used.

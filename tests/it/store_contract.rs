@@ -161,7 +161,7 @@ async fn rows_2_and_3_a_change_sets_what_it_names_and_leaves_the_rest(on: On) {
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let mut change = Change::of(&new, AT);
-    change.set.resume_state = Some(Some(json!({"t": 1})));
+    change.set.resume_state = Some(Some(Arc::new(json!({"t": 1}))));
     store.commit(change).await.unwrap();
     let mut change = Change::of(&reread(store.as_ref(), &new).await, AT);
     change.set.title = Some("other".into());
@@ -544,7 +544,7 @@ async fn f31_a_resume_state_that_was_changed_or_moved_is_an_error_and_others_are
     for (session, state) in [(&one, json!({"of": "one"})), (&two, json!({"of": "two"}))] {
         create(store, session).await;
         let mut change = Change::of(session, AT);
-        change.set.resume_state = Some(Some(state));
+        change.set.resume_state = Some(Some(Arc::new(state)));
         store.commit(change).await.unwrap();
     }
     fixture
@@ -566,7 +566,7 @@ async fn a_resume_state_that_is_too_large_is_refused_and_the_old_one_stays(on: O
     let new = session("o1", "alice");
     create(store.as_ref(), &new).await;
     let mut change = Change::of(&new, AT);
-    change.set.resume_state = Some(Some(json!("x".repeat(17 << 20))));
+    change.set.resume_state = Some(Some(Arc::new(json!("x".repeat(17 << 20)))));
     assert!(matches!(store.commit(change).await, Err(StoreError::Seal(_))));
 }
 
@@ -656,7 +656,7 @@ async fn f31_an_agents_files_that_were_changed_or_moved_are_an_error_and_others_
     assert_eq!(store.find_agent_files(one.key).await.unwrap(), Some(files("words of one kind")));
     // What is sealed as the one is not opened as the other.
     let mut change = Change::of(&reread(store, &one).await, AT);
-    change.set.resume_state = Some(Some(json!({})));
+    change.set.resume_state = Some(Some(Arc::new(json!({}))));
     store.commit(change).await.unwrap();
     fixture
         .place

@@ -91,7 +91,7 @@ impl Driver {
             return;
         }
         match self.ask_harness(|harness| harness.detach()).await {
-            Ok(state) => self.unsaved = Some(state),
+            Ok(state) => self.unsaved = Some(state.map(Arc::new)),
             Err(failure) => {
                 tracing::warn!(code = failure.code, "a harness gave no state when it was put away");
             }

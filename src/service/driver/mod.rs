@@ -46,7 +46,7 @@ struct Driver {
     work: Option<Work>,
     outbox: Outbox,
     /// A resume state that is not stored yet; it goes with the next change.
-    unsaved: Option<Option<Value>>,
+    unsaved: Option<Option<Arc<Value>>>,
     memory: Memory,
     /// The last state could not be kept at all: too large, or not sealable.
     state_refused: bool,

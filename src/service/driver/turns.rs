@@ -1,5 +1,7 @@
 //! Turns: given to the harness, followed, ended.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -197,7 +199,7 @@ impl Driver {
         state: Option<Value>,
         durable: Option<oneshot::Sender<()>>,
     ) -> ServiceResult<()> {
-        self.unsaved = Some(state);
+        self.unsaved = Some(state.map(Arc::new));
         let Some(durable) = durable else { return Ok(()) };
         self.state_refused = false;
         self.save_state().await?;

@@ -1,6 +1,8 @@
 //! Every statement of the program, in every form that its conditions and columns give it, for a test that has both databases plan
 //! them. The service uses nothing of it.
 
+use std::sync::Arc;
+
 use serde_json::json;
 
 use super::super::dialect::{Bound, Connection, Form, Plans, Statement};
@@ -126,7 +128,7 @@ fn statements<D: Plans>() -> Result<Vec<(String, Statement)>> {
     };
     let changed = Change {
         set: SessionSet {
-            resume_state: Some(Some(json!({}))),
+            resume_state: Some(Some(Arc::new(json!({})))),
             agent_files: Some(Some(files.clone())),
             ..every_column(at)
         },
