@@ -150,9 +150,10 @@ async fn a_hostile_agent_is_ended_or_survived_within_64_mib_and_its_neighbour_do
         let beside = id(&create(&api, "remember blue").await);
         // So that what the first session and the first reading cost is not counted.
         api.prompt(&beside, "say ready").await;
-        let before = start_of_growth(&server);
+        let before = processes::start_of_growth(server.pid());
         let session = strike(&api, &home, &attack, &beside).await;
-        let (peak, after) = (memory(&server, "VmHWM:"), memory(&server, "VmRSS:"));
+        let (peak, after) =
+            (processes::memory(server.pid(), "VmHWM:"), processes::memory(server.pid(), "VmRSS:"));
         println!("{:<52} peak +{:.1} MiB, after it +{:.1} MiB", attack.name, peak - before, after - before);
         assert!(peak - before <= GROWTH_MAX_MIB, "{}: +{:.1} MiB", attack.name, peak - before);
         let turn = api.prompt(&beside, "recall").await;
@@ -227,18 +228,6 @@ async fn until(api: &Api, session: &str, what: &str, is_so: impl Fn(&Value) -> b
     };
     let deadline = Duration::from_secs(180);
     tokio::time::timeout(deadline, asked).await.unwrap_or_else(|_| panic!("waited {deadline:?} for {what}"))
-}
-
-/// MiB of the service's resident memory, from which on the peak is counted anew.
-fn start_of_growth(server: &Server) -> f64 {
-    fs::write(format!("/proc/{}/clear_refs", server.pid()), "5").unwrap();
-    memory(server, "VmRSS:")
-}
-
-fn memory(server: &Server, figure: &str) -> f64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(figure)).unwrap();
-    line.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1024.0
 }
 
 /// Twenty questions whose label, title or options make them look harmless; which of them say that they read, search or think and can

@@ -51,6 +51,19 @@ fn all() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
+/// MiB of a process's resident memory, from which on the peak is counted anew.
+pub fn start_of_growth(pid: u32) -> f64 {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5").unwrap();
+    memory(pid, "VmRSS:")
+}
+
+/// MiB of a process's memory, by the kernel's name of the figure, such as `VmHWM:`.
+pub fn memory(pid: u32, figure: &str) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(figure)).unwrap();
+    line.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1024.0
+}
+
 /// kill -9 for a process that is not a child of the test.
 pub fn kill(pid: u32) {
     signal(pid, Signal::KILL);
