@@ -1,6 +1,9 @@
 //! The built-in agent, in the service, with the scripted model at the other end.
 
+mod bounds;
 mod door;
+mod hostile;
+mod hostile_model;
 mod recovery;
 mod service;
 mod steps;
