@@ -4,6 +4,7 @@ mod bounds;
 mod door;
 mod hostile;
 mod hostile_model;
+mod mcp;
 mod recovery;
 mod service;
 mod steps;
