@@ -5,6 +5,7 @@ mod door;
 mod hostile;
 mod hostile_model;
 mod mcp;
+mod races;
 mod recovery;
 mod service;
 mod steps;
