@@ -7,6 +7,7 @@ mod hostile_model;
 mod mcp;
 mod races;
 mod recovery;
+mod replicas;
 mod secrecy;
 mod service;
 mod steps;

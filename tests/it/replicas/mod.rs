@@ -49,7 +49,7 @@ async fn poll<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
 }
 
 /// The name of the replica that holds the session, whether or not it lives.
-async fn holder(fleet: &Fleet, session: &str) -> Option<String> {
+pub async fn holder(fleet: &Fleet, session: &str) -> Option<String> {
     let sql = "SELECT split_part(r.instance, ' ', 1) FROM agent_harness_sessions s
         JOIN replicas r ON r.id = s.lease_holder WHERE s.id = $1";
     let mut connection = fleet.home().postgres().unwrap().connect().await;
