@@ -49,7 +49,15 @@ impl Agent {
             Phase::Ready
         };
         let input = input.unwrap_or_else(|| Value::from(wanted.arguments.as_str()));
-        Call { id: wanted.id.clone(), name: wanted.name.clone(), kind, input, native_id: None, phase }
+        Call {
+            id: wanted.id.clone(),
+            name: wanted.name.clone(),
+            kind,
+            input,
+            edited: false,
+            native_id: None,
+            phase,
+        }
     }
 
     /// Gives a call that is to be asked about its question, or refuses it: no call is submitted twice in a turn.
@@ -137,7 +145,8 @@ impl Task<Agent> {
             Phase::Ready => return self.run_call(at).await,
             Phase::Decided { decision: Decision::Approve, edited_input, .. } => {
                 if let Some(input) = edited_input {
-                    self.runtime.turn()?.calls[at].input = input;
+                    let call = &mut self.runtime.turn()?.calls[at];
+                    (call.input, call.edited) = (input, true);
                 }
                 return self.run_call(at).await;
             }

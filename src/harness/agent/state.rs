@@ -86,6 +86,9 @@ pub(super) struct Call {
     pub kind: String,
     /// What it gets.
     pub input: Value,
+    /// Whether a person has changed that.
+    #[serde(default)]
+    pub edited: bool,
     /// The id of the question about it.
     pub native_id: Option<String>,
     /// How far it has come.
@@ -237,6 +240,11 @@ impl Turn {
         call.phase = Phase::Done;
         let tool_call_id = call.id.clone();
         self.evidence.take(&call.kind, outcome, &content);
+        // The model knows only the input that it gave.
+        let content = match call.edited {
+            true => format!("A person changed the input of this call to {}.\n{content}", call.input),
+            false => content,
+        };
         self.messages.push(Message::Tool { tool_call_id, content, outcome, condensed: false });
     }
 

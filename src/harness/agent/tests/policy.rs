@@ -28,6 +28,8 @@ async fn a_tool_that_needs_an_approval_waits_for_it_and_takes_the_edited_input()
     assert!(seen.completed(), "{:?}", seen.ended);
     assert_eq!((rig.live.file("a"), rig.live.file("b")), (None, Some("2".to_owned())));
     assert_eq!(seen.tools()[0].input, edited);
+    let told = &rig.last_messages()[3].1;
+    assert!(told.starts_with("A person changed the input of this call to {"), "{told}");
 }
 
 #[tokio::test]
