@@ -139,7 +139,12 @@ impl Driver {
             let rows = self.read().await?;
             match next_step(&rows.session, &rows.open, self.posture(&rows.session)) {
                 Step::Rest => self.wait().await?,
-                Step::Start => self.start_turn(&rows.session).await?,
+                Step::Start => {
+                    // A change that came before it was seen by it, and one that comes from now on rings.
+                    if self.start_turn(rows).await? {
+                        self.wait().await?;
+                    }
+                }
                 Step::TakeUp => self.take_up_turn(&rows.session).await?,
                 Step::Deliver(approval) => self.deliver(&approval).await?,
                 Step::Cancel => self.cancel_turn().await?,
@@ -264,20 +269,40 @@ impl Driver {
         &mut self,
         decide: impl FnMut(&mut Change, &Rows) -> ServiceResult<Option<T>> + Send,
     ) -> ServiceResult<Option<T>> {
+        self.commit_from(None, decide).await
+    }
+
+    /// [`Driver::commit`], from rows that were read a moment ago where they are known: if they are not so any more, it is decided anew.
+    async fn commit_from<T: Send>(
+        &mut self,
+        known: Option<Rows>,
+        decide: impl FnMut(&mut Change, &Rows) -> ServiceResult<Option<T>> + Send,
+    ) -> ServiceResult<Option<T>> {
         let service = Arc::clone(&self.service);
         let _guard = service.locks.lock(self.live.key).await;
-        self.commit_locked(decide).await
+        self.commit_locked_from(known, decide).await
     }
 
     /// [`Driver::commit`], for a caller that holds the session's mutex.
     async fn commit_locked<T: Send>(
         &mut self,
+        decide: impl FnMut(&mut Change, &Rows) -> ServiceResult<Option<T>> + Send,
+    ) -> ServiceResult<Option<T>> {
+        self.commit_locked_from(None, decide).await
+    }
+
+    async fn commit_locked_from<T: Send>(
+        &mut self,
+        mut known: Option<Rows>,
         mut decide: impl FnMut(&mut Change, &Rows) -> ServiceResult<Option<T>> + Send,
     ) -> ServiceResult<Option<T>> {
         self.settle_outbox().await?;
         let mut patience = Patience::new(&self.service);
         loop {
-            let rows = self.read().await?;
+            let rows = match known.take() {
+                Some(rows) => rows,
+                None => self.read().await?,
+            };
             let mut change = Change::held(&rows.session, &self.lease, self.now());
             let before = self.outbox.take();
             change.events.clone_from(&before);

@@ -15,24 +15,30 @@ use crate::domain::session::{Session, Wish};
 use crate::domain::turn::{Failure, TurnEnd, TurnStatus, Usage};
 use crate::fault;
 use crate::harness::{Continuity, HarnessEvent, TurnOutcome};
+use crate::service::rows::Rows;
 use crate::service::turn_end::Ending as Closing;
 use crate::service::{Counters, ServiceResult};
 use crate::store::{TurnSet, TurnWrite};
 
 impl Driver {
     /// Gives the queued turn to the harness, starting one where none runs. That the prompt is on its way is stored before it is:
-    /// from then on it is never given to a harness again.
-    pub(super) async fn start_turn(&mut self, session: &Session) -> ServiceResult<()> {
+    /// from then on it is never given to a harness again. Gives whether it is at work.
+    pub(super) async fn start_turn(&mut self, rows: Rows) -> ServiceResult<bool> {
         if self.harness.as_ref().is_some_and(RunningHarness::is_spent) {
             self.put_harness_away().await;
             self.save_state().await?;
         }
-        if self.harness.is_none() && self.start_harness(session, None).await?.is_none() {
-            return Ok(());
-        }
+        // A start takes its time, and writes: what was read before it is old.
+        let known = if self.harness.is_some() {
+            Some(rows)
+        } else if self.start_harness(&rows.session, None).await?.is_some() {
+            None
+        } else {
+            return Ok(false);
+        };
         let rehydrated = self.take_rehydrated();
         let dispatched = self
-            .commit(|change, rows| {
+            .commit_from(known, |change, rows| {
                 let current = rows.current_turn().filter(|turn| turn.status == TurnStatus::Queued);
                 let (Some(turn), None) = (current, rows.session.wish) else { return Ok(None) };
                 let at = change.set.at;
@@ -49,7 +55,7 @@ impl Driver {
                 Ok(Some((turn.clone(), rows.session.limits.turn())))
             })
             .await?;
-        let Some((turn, limit)) = dispatched else { return Ok(()) };
+        let Some((turn, limit)) = dispatched else { return Ok(false) };
         self.work = Some(Work::new(&turn, limit, self.now()));
         self.live.works();
         fault::point("prompt.before");
@@ -57,11 +63,12 @@ impl Driver {
         match self.ask_harness(|harness| harness.prompt(input)).await {
             Ok(()) => {
                 fault::point("prompt.given");
-                Ok(())
+                Ok(true)
             }
             Err(failure) => {
                 self.stop_harness().await;
-                self.end_turn(TurnEnd::Failed(failure)).await
+                self.end_turn(TurnEnd::Failed(failure)).await?;
+                Ok(false)
             }
         }
     }
