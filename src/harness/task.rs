@@ -111,8 +111,9 @@ impl<R: Runtime> Task<R> {
         };
         self.runtime.end_turn(&outcome);
         self.cancelled = false;
-        self.checkpoint(None).await?;
-        self.emit(HarnessEvent::TurnEnded(outcome), Heed::StopAlone).await
+        // Together: the state is stored with the end, and not just before it as well.
+        let state = HarnessEvent::Checkpoint { state: self.runtime.stored(), durable: None };
+        self.emit_together([state, HarnessEvent::TurnEnded(outcome)], Heed::StopAlone).await
     }
 
     /// Waits for `work` and serves commands meanwhile.
@@ -149,11 +150,23 @@ impl<R: Runtime> Task<R> {
 
     /// Puts an event out, when there is room for it.
     pub async fn emit(&mut self, event: HarnessEvent, heed: Heed) -> Result<(), End> {
+        self.emit_together([event], heed).await
+    }
+
+    /// Puts events out that are read one right after the other.
+    async fn emit_together<const N: usize>(
+        &mut self,
+        together: [HarnessEvent; N],
+        heed: Heed,
+    ) -> Result<(), End> {
         let events = self.events.clone();
-        let slots = if event.weight() > HEAVY { EVENT_QUEUE } else { 1 };
+        let is_heavy = together.iter().any(|event| event.weight() > HEAVY);
+        let slots = if is_heavy { EVENT_QUEUE } else { N };
         // Nobody reads any more: nothing is left to work for.
         let mut room = self.wait(events.reserve_many(slots), heed).await?.map_err(|_| End::Gone)?;
-        room.next().ok_or(End::Gone)?.send(event);
+        for event in together {
+            room.next().ok_or(End::Gone)?.send(event);
+        }
         Ok(())
     }
 
