@@ -7,6 +7,7 @@ COPY migrations migrations
 COPY src src
 # Not built, but cargo looks for what the manifest names.
 COPY tests/fake_acp_agent tests/fake_acp_agent
+COPY tests/fake_model tests/fake_model
 COPY benches benches
 RUN cargo build --release --locked --bin ostler
 

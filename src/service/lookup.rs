@@ -249,16 +249,22 @@ impl Service {
         loop {
             // Asked before the table is, which then has all that was told.
             seen = seen.max(ear.told());
-            let turn = self.store.find_turn(session.key, turn).await?.ok_or(ServiceError::NotFound)?;
+            let turn = self.read_turn(session.key, turn).await?;
             if turn.status.is_terminal() || turn.status == TurnStatus::AwaitingApproval {
                 return Ok(turn);
             }
             tokio::select! {
                 () = halts(&mut ear, &mut seen) => {}
-                () = self.clock.sleep_until(deadline) => return Ok(turn),
-                () = self.closing.cancelled() => return Ok(turn),
+                () = self.clock.sleep_until(deadline) => break,
+                () = self.closing.cancelled() => break,
             }
         }
+        // It may have begun meanwhile.
+        self.read_turn(session.key, turn).await
+    }
+
+    async fn read_turn(&self, key: SessionKey, turn: &TurnId) -> ServiceResult<Turn> {
+        self.store.find_turn(key, turn).await?.ok_or(ServiceError::NotFound)
     }
 }
 

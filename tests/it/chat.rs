@@ -443,12 +443,22 @@ async fn a_turn_that_is_cancelled_or_works_too_long_is_an_error_and_no_answer() 
 #[tokio::test]
 async fn an_answer_that_is_not_waited_for_is_in_progress_and_never_a_stop() {
     let (_home, _server, api) = service().await;
-    let request = api.request(reqwest::Method::POST, COMPLETIONS).header("prefer", "wait=1");
-    let answer = api.send(request.json(&ask("/say so far\n/hang"))).await;
-    assert_eq!(answer.header("preference-applied"), Some("wait=1"));
+    let within = |wait: &'static str, body| {
+        api.request(reqwest::Method::POST, COMPLETIONS).header("prefer", wait).json(&body)
+    };
+    let answer = api.send(within("wait=3", ask("/say so far\n/hang"))).await;
+    assert_eq!(answer.header("preference-applied"), Some("wait=3"));
     let answer = answer.expect(200);
     assert_eq!((reason(&answer), &answer["usage"]), ("in_progress", &Value::Null));
-    assert_eq!((content(&answer), &answer["ostler"]["turn_status"]), ("so far", &json!("running")));
+    assert_eq!(answer["ostler"]["turn_status"], "running", "it has begun while it was waited for");
+    let session = answer["ostler"]["session_id"].as_str().unwrap();
+    api.follow(session, "").await.until("text.delta").await;
+    let mut again = ask("-");
+    again["metadata"] = json!({"session_id": session, "turn_id": answer["ostler"]["turn_id"]});
+    let answer = api.send(within("wait=0", again)).await.expect(200);
+    assert_eq!(reason(&answer), "in_progress");
+    assert!("so far".starts_with(content(&answer)) && !content(&answer).is_empty(), "{answer}");
+    assert_eq!(answer["ostler"]["turn_status"], "running");
 }
 
 #[tokio::test]
