@@ -188,7 +188,7 @@ impl Task<Agent> {
         Ok(())
     }
 
-    /// Whether a plan is always made.
+    /// How the session wants its plans.
     pub(super) fn planning(&self) -> PlanningMode {
         self.runtime.settings.planning.mode
     }

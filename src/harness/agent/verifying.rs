@@ -25,7 +25,7 @@ impl Task<Agent> {
             return Err(End::failed(Failure::new("verification_failed", words)));
         }
         turn.repairs += 1;
-        turn.said -= turn.answer().chars().count() as u64;
+        turn.said = turn.said.saturating_sub(turn.answer().chars().count() as u64);
         let length = turn.said;
         let content = format!(
             "[ostler] This answer does not stand: {issues}. Do what is missing or leave out what is not so, and give the whole answer again."

@@ -1,6 +1,6 @@
 //! The operator's own judge: a command that is given a turn on its stdin and says whether the answer stands.
 //!
-//! It gets one JSON object, `{"version": 1, "session_id", "turn_id", "answer", "messages": [{"role", "content", …}]}`, and answers with one on its
+//! It gets one JSON object, `{"version": 1, "turn_id", "answer", "messages": [{"role", "content", …}]}`, and answers with one on its
 //! stdout: `{"ok": true}`, or `{"ok": false, "issue": "what is wrong, for the model"}`. It runs with the service's rights, without a
 //! shell, with an environment of its own.
 
