@@ -1,7 +1,7 @@
 //! An agent's memory goes with its session: from one disk to another by way of the database, sealed, and only where it has to.
 //!
 //! The agent is the fake one, which keeps its words in `fake-sessions/` of its home. The real ones have their stories in
-//! `real_codex.rs`.
+//! `real_agents`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::support::api::Api;
 use crate::support::disks::Disks;
 use crate::support::fake_agent::{harness, id};
+use crate::support::processes;
 use crate::support::server::Home;
 use crate::support::within;
 
@@ -72,7 +73,7 @@ async fn what_an_agent_remembers_is_known_on_another_disk_after_its_own_was_lost
     let workspace = a.api().session(&session).await["workspace"].clone();
     // As a machine that is lost: nothing is put away, nothing is left.
     a.kill().await;
-    disks.lose("a");
+    disks.lose("a").await;
     let b = disks.start("b").await;
     let api = b.api();
     assert_eq!(recalled(&api, &session).await, "zebra");
@@ -127,6 +128,7 @@ async fn a_data_directory_that_has_lost_its_agents_has_their_memory_from_the_dat
     let server = home.start().await;
     let session = create(&server.api(), "remember zebra").await;
     server.kill().await;
+    processes::ended_with_home_below(home.path()).await;
     std::fs::remove_dir_all(home.path().join("agents")).unwrap();
     let server = home.start().await;
     assert_eq!(recalled(&server.api(), &session).await, "zebra");
@@ -147,7 +149,7 @@ async fn what_an_agent_knew_when_it_asked_is_known_though_its_machine_is_lost_be
     });
     within("the files to be stored", stored).await;
     a.kill().await;
-    disks.lose("a");
+    disks.lose("a").await;
     let b = disks.start("b").await;
     b.api().post(&format!("/v1/sessions/{session}/cancel"), json!({})).await;
     b.api().until_status(&session, "idle").await;
@@ -188,7 +190,7 @@ async fn what_an_agent_writes_down_after_it_has_told_the_end_of_its_turn_is_stor
     });
     within("the files to be stored", stored).await;
     a.kill().await;
-    disks.lose("a");
+    disks.lose("a").await;
     let b = disks.start("b").await;
     assert_eq!(recalled(&b.api(), &session).await, "two");
 }

@@ -163,7 +163,7 @@ pub async fn it_goes_on_from_another_disk_and_remembers(agent: &'static Agent) {
     let session = created["id"].as_str().unwrap();
     assert!(disks.stored(session).await.is_some());
     a.kill().await;
-    disks.lose("a");
+    disks.lose("a").await;
     let b = disks.start("b").await;
     for (word, next) in [("heron", "CODEWORD=ibis"), ("ibis", "CODEWORD=kite")] {
         let turn = b.api().prompt(session, "RECALL").await;

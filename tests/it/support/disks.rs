@@ -5,6 +5,7 @@ use std::path::Path;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+use super::processes;
 use super::server::{Home, Server};
 
 /// As short as a busy machine allows.
@@ -36,8 +37,9 @@ impl Disks {
         if name == "a" { self.home.path() } else { self.other.path() }
     }
 
-    /// Loses what sessions have on a disk.
-    pub fn lose(&self, name: &str) {
+    /// Loses what sessions have on a disk, as a machine is lost: whoever was at work there goes with it.
+    pub async fn lose(&self, name: &str) {
+        processes::ended_with_home_below(self.disk(name)).await;
         for part in ["agents", "workspaces"] {
             std::fs::remove_dir_all(self.disk(name).join(part)).unwrap();
         }

@@ -26,14 +26,27 @@ pub fn of_agent(session: &str) -> Vec<u32> {
 
 /// kill -9 for the processes whose home is below a directory, those that are going anyway among them.
 pub fn end_with_home_below(directory: &Path) {
+    for pid in with_home_below(directory) {
+        let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
+    }
+}
+
+/// The same, and waits until they are gone. What outlives a killed service for a moment may still write.
+pub async fn ended_with_home_below(directory: &Path) {
+    eventually("nobody to be at home", || {
+        end_with_home_below(directory);
+        with_home_below(directory).is_empty()
+    })
+    .await;
+}
+
+fn with_home_below(directory: &Path) -> Vec<u32> {
     let home = format!("HOME={}/", directory.display());
     let is_below = |pid: &u32| {
         let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environ.split(|byte| *byte == 0).any(|entry| entry.starts_with(home.as_bytes()))
+        is_alive(*pid) && environ.split(|byte| *byte == 0).any(|entry| entry.starts_with(home.as_bytes()))
     };
-    for pid in all().filter(is_below) {
-        let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
-    }
+    all().filter(is_below).collect()
 }
 
 /// The processes whose parent it is.
