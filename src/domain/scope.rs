@@ -101,6 +101,11 @@ impl Scope {
         }
     }
 
+    /// Whether a row of that org and owner is among them. The queries have it as a condition; this is for a row that was read before.
+    pub fn covers(&self, org: &str, owner: &str) -> bool {
+        self.org() == org && self.owner().is_none_or(|own| own == owner)
+    }
+
     /// The owner, where the scope is one owner's.
     pub fn owner(&self) -> Option<&str> {
         match self {

@@ -276,6 +276,8 @@ pub struct Session {
     pub pending_approval: Option<Value>,
     /// How many wait.
     pub pending_approval_count: i64,
+    /// How many wait, or are decided and not delivered.
+    pub open_approval_count: i64,
     /// The last approvals that were resolved, newest last.
     pub resolved_approval_ids: Vec<ApprovalId>,
     /// The harness's own id for the conversation.
@@ -332,6 +334,7 @@ impl Session {
             has_resume_state: false,
             usage: Usage::NONE,
             last_event_seq: 0,
+            open_approval_count: 0,
             holder: None,
             version: 1,
             created_at: at,

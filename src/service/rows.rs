@@ -36,7 +36,10 @@ impl Service {
         if session.state.turn().is_none() {
             return Ok(Some(Rows { session, open: Vec::new(), queued: Vec::new() }));
         }
-        let open = self.store.list_open_approvals(key).await?;
+        let open = match session.open_approval_count {
+            0 => Vec::new(),
+            _ => self.store.list_open_approvals(key).await?,
+        };
         let queued = match session.queued_turns {
             // None waits behind the current one, and that came with the session.
             0 => session.turn.iter().filter(|turn| turn.status == TurnStatus::Queued).cloned().collect(),

@@ -10,6 +10,7 @@ mod hints;
 mod migrate;
 mod pulse;
 mod query;
+mod remembered;
 mod seal;
 mod sql;
 mod wakeup;

@@ -119,11 +119,13 @@ async fn sec_03_a_request_for_another_host_is_refused_before_all_else() {
 #[tokio::test]
 async fn row_13_a_row_that_nobody_wrote_is_an_error_for_itself_alone() {
     let home = Home::new();
-    let server = home.start().await;
-    let api = server.api();
-    let (bad, good) = (id(&api.create("/say x").await), id(&api.create("/say y").await));
+    let mut server = home.start().await;
+    let (bad, good) = (id(&server.api().create("/say x").await), id(&server.api().create("/say y").await));
     for damage in ["metadata = '{broken'", "permission_mode = 'weird'"] {
+        server.kill().await;
         home.tamper(&format!("UPDATE agent_harness_sessions SET {damage} WHERE id = '{bad}'")).await;
+        server = home.start().await;
+        let api = server.api();
         let problem = api.get(&format!("/v1/sessions/{bad}")).await.problem(500, "internal");
         assert!(
             !problem.to_string().contains("broken") && !problem.to_string().contains("weird"),

@@ -17,6 +17,7 @@ use ostler::store::{
 use serde_json::json;
 use sqlx::Connection as _;
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::DEADLINE;
 use crate::support::postgres::{Database, shared};
@@ -412,6 +413,81 @@ async fn a_reader_who_comes_while_an_event_is_stored_finds_it_or_is_woken(on: On
         let found = tokio::time::timeout(std::time::Duration::from_secs(10), found).await;
         assert!(found.is_ok(), "nobody tells of event {}", round + 1);
         storing.await.unwrap();
+    }
+}
+
+/// Of each kind that a session's row comes to be different by: a change, events alone, a claim and its end.
+async fn what_is_read_is_never_older_than_what_is_acknowledged(on: On) {
+    const ROUNDS: i64 = 60;
+    let Fixture { store, place: _place } = fixture(on).await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    let mut lease = held(store.as_ref(), &new).await;
+    let done = CancellationToken::new();
+    let readers: Vec<_> = (0..4)
+        .map(|reader| {
+            let (store, new, done) = (Arc::clone(&store), new.clone(), done.clone());
+            tokio::spawn(async move {
+                let (mut seen, mut reads) = ((0, 0), 0);
+                while !done.is_cancelled() {
+                    let found = match reader % 2 {
+                        0 => store.find_session_by_key(new.key).await,
+                        _ => store.find_session(&org("o1"), &SessionRef::Id(new.id.clone())).await,
+                    };
+                    let found = found.unwrap().unwrap();
+                    let now = (found.version, found.last_event_seq);
+                    assert!(now.0 >= seen.0 && now.1 >= seen.1, "{now:?} after {seen:?}");
+                    (seen, reads) = (now, reads + 1);
+                    tokio::task::yield_now().await;
+                }
+                reads
+            })
+        })
+        .collect();
+    let mut seq = 0;
+    for round in 1..=ROUNDS {
+        let mut change = Change::held(&reread(store.as_ref(), &new).await, &lease, AT);
+        change.set.title = Some(round.to_string());
+        change.events.push(text("changed"));
+        assert_eq!(store.commit(change).await.unwrap(), Commit::Done);
+        let after = reread(store.as_ref(), &new).await;
+        assert_eq!((after.title, after.last_event_seq), (round.to_string(), seq + 1));
+        store.append(lease.reference(), vec![text("and"), text("more")]).await.unwrap();
+        seq += 3;
+        assert_eq!(reread(store.as_ref(), &new).await.last_event_seq, seq);
+        if round % 10 == 0 {
+            let mut change = Change::held(&reread(store.as_ref(), &new).await, &lease, AT);
+            change.set.release = true;
+            assert_eq!(store.commit(change).await.unwrap(), Commit::Done);
+            assert_eq!(reread(store.as_ref(), &new).await.holder, None);
+            lease = held(store.as_ref(), &new).await;
+            assert_eq!(reread(store.as_ref(), &new).await.holder.as_ref(), Some(lease.holder()));
+        }
+    }
+    done.cancel();
+    for reader in readers {
+        assert!(reader.await.unwrap() > 0);
+    }
+    store.purge_session(new.key).await.unwrap();
+    assert_eq!(store.find_session_by_key(new.key).await.unwrap(), None);
+    assert_eq!(store.find_session(&org("o1"), &SessionRef::Id(new.id.clone())).await.unwrap(), None);
+}
+
+async fn a_session_that_was_read_before_is_shown_to_nobody_else(on: On) {
+    let Fixture { store, place: _place } = fixture(on).await;
+    let new = session("o1", "alice");
+    create(store.as_ref(), &new).await;
+    reread(store.as_ref(), &new).await;
+    for (scope, sees) in [
+        (own("o1", "alice"), true),
+        (org("o1"), true),
+        (own("o1", "Alice"), false),
+        (own("o2", "alice"), false),
+        (org("o2"), false),
+        (own("o1", ""), false),
+    ] {
+        let found = store.find_session(&scope, &SessionRef::Id(new.id.clone())).await.unwrap();
+        assert_eq!(found.is_some(), sees, "{scope:?}");
     }
 }
 
@@ -813,6 +889,8 @@ on_both! {
     #[tokio::test] of_many_claimers_one_gets_the_session;
     #[tokio::test(flavor = "multi_thread")] events_of_many_writers_are_numbered_without_a_hole;
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)] a_reader_who_comes_while_an_event_is_stored_finds_it_or_is_woken;
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)] what_is_read_is_never_older_than_what_is_acknowledged;
+    #[tokio::test] a_session_that_was_read_before_is_shown_to_nobody_else;
     #[tokio::test] a_change_and_its_events_are_kept_together_or_not_at_all;
     #[tokio::test] one_bad_write_does_not_take_its_batch_with_it;
     #[tokio::test] the_schema_refuses_a_state_that_contradicts_itself;

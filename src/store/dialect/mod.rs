@@ -104,6 +104,16 @@ pub struct Record {
 }
 
 impl Record {
+    /// How many bytes its texts have.
+    pub(super) fn bytes(&self) -> usize {
+        let bytes = |value: &Value| match value {
+            Value::Int(_) | Value::Text(None) | Value::Blob(None) => 0,
+            Value::Text(Some(text)) => text.len(),
+            Value::Blob(Some(bytes)) => bytes.len(),
+        };
+        self.values.iter().map(bytes).sum()
+    }
+
     pub(super) fn get(&self, column: &str) -> Option<&Value> {
         self.columns.iter().position(|name| name == column).and_then(|i| self.values.get(i))
     }

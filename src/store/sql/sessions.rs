@@ -34,6 +34,8 @@ macro_rules! select_session {
                 s.provider_session_id, s.started, s.resume_state IS NOT NULL AS has_resume_state, s.input_tokens,
                 s.output_tokens, s.usage_complete, s.lease_holder, s.version, s.created_at, s.updated_at, s.last_active_at,
                 COALESCE((SELECT MAX(e.seq) FROM events e WHERE e.session_key = s.session_key), 0) AS last_event_seq,
+                (SELECT COUNT(*) FROM approvals a WHERE a.session_key = s.session_key AND a.delivered_at IS NULL
+                    AND a.status IN ('pending', 'approved', 'denied', 'expired')) AS open_approval_count,
                 t.id AS t_id, t.ordinal AS t_ordinal, t.prompt AS t_prompt, t.status AS t_status,
                 t.stop_reason AS t_stop_reason, t.text AS t_text, t.error_code AS t_error_code,
                 t.error_message AS t_error_message, t.input_tokens AS t_input_tokens, t.output_tokens AS t_output_tokens,
@@ -432,6 +434,7 @@ pub(super) fn read(record: Record) -> Result<Session> {
             complete: row.flag("usage_complete")?,
         },
         last_event_seq: row.int("last_event_seq")?,
+        open_approval_count: row.int("open_approval_count")?,
         holder: row.opt_text("lease_holder")?.map(ReplicaId::from_row),
         version: row.int("version")?,
         created_at: row.time("created_at")?,

@@ -102,7 +102,7 @@ impl<'a> Batch<'a> {
     }
 
     pub(super) fn into_done(self) -> Done {
-        self.done
+        Done { last_seqs: self.given, ..self.done }
     }
 
     /// Writes all of it, or nothing.
@@ -309,6 +309,8 @@ pub(super) struct Done {
     unheard: HashSet<SessionKey>,
     /// Sessions that were changed.
     changed: Vec<SessionKey>,
+    /// The last events that were appended.
+    last_seqs: HashMap<SessionKey, i64>,
 }
 
 impl Done {
@@ -320,6 +322,11 @@ impl Done {
     /// The sessions that were changed, one perhaps more than once.
     pub(super) fn sessions(&self) -> impl Iterator<Item = SessionKey> {
         self.changed.iter().copied()
+    }
+
+    /// The last event that was appended to a session's log.
+    pub(super) fn last_seq(&self, session: SessionKey) -> Option<i64> {
+        self.last_seqs.get(&session).copied()
     }
 
     /// Tells who listens. Called after the commit.

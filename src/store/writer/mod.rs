@@ -19,6 +19,7 @@ pub(super) use self::task::sign_of_life;
 use super::dialect::{Connection, Dialect, Record, Statement};
 use super::hints::Outgoing;
 use super::pulse::Pulse;
+use super::remembered::Remembered;
 use super::wakeup::Wakeups;
 use super::{Commit, Result, StoreError};
 use crate::domain::event::NewEvent;
@@ -135,6 +136,8 @@ pub(super) struct Writers {
 pub(super) struct Shared<D: Dialect> {
     pub(super) options: <Connection<D> as sqlx::Connection>::Options,
     pub(super) wakeups: Arc<Wakeups>,
+    /// What is not so any more after a commit.
+    pub(super) remembered: Arc<Remembered>,
     /// Whether this process may write as a holder.
     pub(super) pulse: Arc<Pulse>,
     /// Where other processes hear of what was committed.

@@ -170,7 +170,10 @@ impl<D: Dialect> Task<D> {
             ended => (Some(connection), ended),
         };
         let done = batch.into_done();
-        self.finish(kept, begun, ended.map(|()| done))
+        let ended = ended.map(|()| done);
+        // Before anybody is told of it.
+        self.forget_what_changed(jobs, ended.as_ref().ok());
+        self.finish(kept, begun, ended)
     }
 
     /// The connection of the last batch, else a new one. One that has rested is asked whether it is well: its peer may be gone
@@ -185,6 +188,19 @@ impl<D: Dialect> Task<D> {
             }
         }
         connect(&self.shared).await
+    }
+
+    /// What was remembered of these sessions is not so any more, or may not be where it is not known what was done.
+    fn forget_what_changed(&self, jobs: &[Job], done: Option<&Done>) {
+        for job in jobs {
+            let Some(session) = job.write.session else { continue };
+            let appended =
+                done.filter(|_| job.write.steps.is_empty()).and_then(|done| done.last_seq(session));
+            match appended {
+                Some(last_seq) => self.shared.remembered.advance(session, last_seq),
+                None => self.shared.remembered.forget(session),
+            }
+        }
     }
 
     /// After the batch: tells who listens, or forgets what did not come about.

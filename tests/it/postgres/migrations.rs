@@ -377,6 +377,10 @@ async fn f40_a_database_of_the_first_version_is_upgraded_with_all_that_is_in_it(
         for session in [IDLE, RUNNING] {
             assert_eq!(api.prompt(session, "/say again").await["text"], "again");
         }
+        if home.postgres().is_none() {
+            // One process at a time has a database in a file.
+            continue;
+        }
         // A replica of the version before writes beside: the columns that it knows are enough.
         let beside = "INSERT INTO replicas (id, started_at, expires_at) VALUES ('rep_beside', 1000, 9000000000000);
             UPDATE agent_harness_sessions SET title = 'by the version before' WHERE session_key = 1;

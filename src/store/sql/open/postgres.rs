@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::super::dialect::Postgres;
 use super::super::super::hints::{self, Incoming, Outgoing};
 use super::super::super::pulse::Pulse;
+use super::super::super::remembered::Remembered;
 use super::super::super::{OpenError, Seal, wakeup, writer};
 use super::super::SqlStore;
 use super::instance::Taken;
@@ -88,6 +89,8 @@ pub(super) async fn open(
         .acquire_timeout(Duration::from_secs(2))
         .connect_lazy_with(writing.clone());
     let wakeups = Arc::new(wakeup::Wakeups::default());
+    // Other replicas change the same sessions.
+    let remembered = Arc::new(Remembered::nothing());
     let pulse = Arc::new(Pulse::default());
     let closing = CancellationToken::new();
     let (outgoing, incoming) = if options.hints && options.exclusive {
@@ -98,6 +101,7 @@ pub(super) async fn open(
     let writers = writer::spawn::<Postgres>(writer::Shared {
         options: writing,
         wakeups: Arc::clone(&wakeups),
+        remembered: Arc::clone(&remembered),
         pulse: Arc::clone(&pulse),
         hints: outgoing,
     });
@@ -107,6 +111,7 @@ pub(super) async fn open(
         heart: Some(heart),
         writers,
         wakeups,
+        remembered,
         pulse,
         incoming,
         seal: Arc::new(seal),

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::super::dialect::Sqlite;
 use super::super::super::hints::{Incoming, Outgoing};
 use super::super::super::pulse::Pulse;
+use super::super::super::remembered::Remembered;
 use super::super::super::{OpenError, Seal, wakeup, writer};
 use super::super::SqlStore;
 use super::lock::FileLock;
@@ -66,10 +67,14 @@ pub(super) async fn open(
         .connect_with(reading)
         .await?;
     let wakeups = Arc::new(wakeup::Wakeups::default());
+    // Only who has the lock knows of every change.
+    let remembered =
+        Arc::new(if lock.is_some() { Remembered::of_sole_process() } else { Remembered::nothing() });
     let pulse = Arc::new(Pulse::default());
     let writers = writer::spawn::<Sqlite>(writer::Shared {
         options: writing,
         wakeups: Arc::clone(&wakeups),
+        remembered: Arc::clone(&remembered),
         pulse: Arc::clone(&pulse),
         hints: Outgoing::default(),
     });
@@ -78,6 +83,7 @@ pub(super) async fn open(
         heart: None,
         writers,
         wakeups,
+        remembered,
         pulse,
         incoming: Incoming::none(),
         seal: Arc::new(seal),
