@@ -166,6 +166,14 @@ pub trait Dialect: Send + Sync + 'static {
     where
         Self: Sized;
 
+    /// Begins a transaction that will write, and runs its first statements in it, as [`Dialect::execute_alike`] does.
+    fn begin_with(
+        connection: &mut Connection<Self>,
+        statements: &[&Statement],
+    ) -> impl Future<Output = sqlx::Result<Vec<u64>>> + Send
+    where
+        Self: Sized;
+
     /// Runs statements of the same words, each of which changes one row of its own or none; gives how many each changed.
     fn execute_alike(
         connection: &mut Connection<Self>,
@@ -185,6 +193,23 @@ pub trait Dialect: Send + Sync + 'static {
     ) -> impl Future<Output = sqlx::Result<()>> + Send
     where
         Self: Sized;
+
+    /// Inserts events as the last of a transaction, and commits it.
+    fn insert_events_and_commit(
+        connection: &mut Connection<Self>,
+        rows: &[EventRow],
+    ) -> impl Future<Output = Result<(), Uncommitted>> + Send
+    where
+        Self: Sized;
+}
+
+/// Why a transaction is not known to be committed.
+#[derive(Debug)]
+pub enum Uncommitted {
+    /// Its events were refused.
+    Events(sqlx::Error),
+    /// The commit did not say that it is done.
+    Commit(sqlx::Error),
 }
 
 /// Binding and reading are the same words for every driver, but their types are not: so they are written once, as a macro.
@@ -220,7 +245,7 @@ macro_rules! dialect_io {
             rows.iter().map(record).collect()
         }
     };
-    (@bound $database:ty, $statement:ident, $text:expr) => {{
+    (@bound $database:ty, $statement:expr, $text:expr) => {{
         let mut query = sqlx::query::<$database>($statement.sql_str());
         for value in &$statement.binds {
             query = match value {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Column, Database, Row, SqlSafeStr, TypeInfo, ValueRef};
 
-use super::{Connection, Dialect, EventRow, Record, Statement, Value, dialect_io};
+use super::{Connection, Dialect, EventRow, Record, Statement, Uncommitted, Value, dialect_io};
 
 /// See the module.
 #[derive(Debug)]
@@ -30,6 +30,14 @@ impl Dialect for Postgres {
     const SHARED: bool = true;
 
     dialect_io!(sqlx::Postgres, text: holdable, read: read);
+
+    async fn begin_with(
+        connection: &mut Connection<Self>,
+        statements: &[&Statement],
+    ) -> sqlx::Result<Vec<u64>> {
+        Self::execute(connection, &Statement::new(Self::BEGIN)).await?;
+        Self::execute_alike(connection, statements).await
+    }
 
     async fn execute_alike(
         connection: &mut Connection<Self>,
@@ -86,6 +94,15 @@ impl Dialect for Postgres {
             .execute(connection)
             .await
             .map(drop)
+    }
+
+    async fn insert_events_and_commit(
+        connection: &mut Connection<Self>,
+        rows: &[EventRow],
+    ) -> Result<(), Uncommitted> {
+        Self::insert_events(connection, rows).await.map_err(Uncommitted::Events)?;
+        let committed = Self::execute(connection, &Statement::new("COMMIT")).await;
+        committed.map(drop).map_err(Uncommitted::Commit)
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use futures_util::StreamExt;
 use sqlx::sqlite::SqliteRow;
-use sqlx::{Column, Database, Row, TypeInfo, ValueRef};
+use sqlx::{Column, Database, Either, Executor, Row, TypeInfo, ValueRef};
 
-use super::{Connection, Dialect, EventRow, Record, Statement, Value, dialect_io};
+use super::{Connection, Dialect, EventRow, Record, Statement, Uncommitted, Value, dialect_io};
 
 /// See the module.
 #[derive(Debug)]
@@ -30,6 +31,19 @@ impl Dialect for Sqlite {
 
     dialect_io!(sqlx::Sqlite, text: |text| text, read: read);
 
+    async fn begin_with(
+        connection: &mut Connection<Self>,
+        statements: &[&Statement],
+    ) -> sqlx::Result<Vec<u64>> {
+        let begin = Statement::new(Self::BEGIN);
+        let [lone] = statements else {
+            Self::execute(connection, &begin).await?;
+            return Self::execute_alike(connection, statements).await;
+        };
+        let last = at_once(connection, &[&begin, lone]).await.map_err(|(_, error)| error)?;
+        Ok(vec![last])
+    }
+
     async fn execute_alike(
         connection: &mut Connection<Self>,
         statements: &[&Statement],
@@ -46,13 +60,50 @@ impl Dialect for Sqlite {
     }
 
     async fn insert_events(connection: &mut Connection<Self>, rows: &[EventRow]) -> sqlx::Result<()> {
-        let tuples = rows
-            .iter()
-            .map(|row| (row.session_key, row.seq, row.turn, row.at, row.kind, &row.data, row.epoch));
-        let rows = serde_json::to_string(&tuples.collect::<Vec<_>>());
-        let rows = rows.map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
-        Self::execute(connection, &Statement::new(INSERT_EVENTS).bind(rows)).await.map(drop)
+        Self::execute(connection, &insertion(rows)?).await.map(drop)
     }
+
+    async fn insert_events_and_commit(
+        connection: &mut Connection<Self>,
+        rows: &[EventRow],
+    ) -> Result<(), Uncommitted> {
+        let insertion = insertion(rows).map_err(Uncommitted::Events)?;
+        match at_once(connection, &[&insertion, &Statement::new("COMMIT")]).await {
+            Ok(_) => Ok(()),
+            // Where the connection is lost instead, the commit was on its way.
+            Err((0, error)) if error.as_database_error().is_some() => Err(Uncommitted::Events(error)),
+            Err((_, error)) => Err(Uncommitted::Commit(error)),
+        }
+    }
+}
+
+fn insertion(rows: &[EventRow]) -> sqlx::Result<Statement> {
+    let tuples =
+        rows.iter().map(|row| (row.session_key, row.seq, row.turn, row.at, row.kind, &row.data, row.epoch));
+    let rows = serde_json::to_string(&tuples.collect::<Vec<_>>());
+    let rows = rows.map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
+    Ok(Statement::new(INSERT_EVENTS).bind(rows))
+}
+
+/// Runs statements one after the other, with one message to the connection's thread: it is the messages that cost. At most one of
+/// them has values. Gives how many rows the last one changed; on an error, how many were done before, and the others are not.
+async fn at_once(
+    connection: &mut Connection<Sqlite>,
+    statements: &[&Statement],
+) -> Result<u64, (usize, sqlx::Error)> {
+    let words: Vec<&str> = statements.iter().map(|statement| statement.words()).collect();
+    let binds = statements.iter().flat_map(|statement| statement.binds.iter().cloned()).collect();
+    let together = Statement::assembled(words.join("; "), binds);
+    let mut done = 0;
+    let mut changed = 0;
+    let mut results = connection.fetch_many(dialect_io!(@bound sqlx::Sqlite, (&together), |text| text));
+    while let Some(result) = results.next().await {
+        if let Either::Left(result) = result.map_err(|error| (done, error))? {
+            // What began or ended a transaction says what the statement before it changed.
+            (done, changed) = (done + 1, result.rows_affected());
+        }
+    }
+    Ok(changed)
 }
 
 fn read(row: &SqliteRow, i: usize, kind: &str) -> sqlx::Result<Value> {

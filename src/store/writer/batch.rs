@@ -7,7 +7,7 @@ use super::settle::Lost;
 use super::{Expect, Job, LastSeq, Step, Write, Written};
 use crate::domain::event::{Event, NewEvent};
 use crate::ids::SessionKey;
-use crate::store::dialect::{Connection, Dialect, EventRow, Statement, Value};
+use crate::store::dialect::{Connection, Dialect, EventRow, Statement, Uncommitted, Value};
 use crate::store::wakeup::Wakeups;
 use crate::store::{Commit, StoreError};
 
@@ -111,10 +111,6 @@ impl<'a> Batch<'a> {
         connection: &mut Connection<D>,
     ) -> Result<(), BatchError> {
         let whole = !self.is_one_statement::<D>();
-        if whole {
-            self.begun = true;
-            D::execute(connection, &Statement::new(D::BEGIN)).await?;
-        }
         let outcomes = self.take_steps::<D>(connection, whole).await?;
         self.ask_seqs::<D>(connection, &outcomes).await?;
         for (job, mut written) in self.jobs.iter().zip(outcomes) {
@@ -126,23 +122,33 @@ impl<'a> Batch<'a> {
             }
             self.done.note(&job.write, written);
         }
-        if !self.rows.is_empty() {
-            self.committing = !whole;
-            D::insert_events(connection, &self.rows).await.map_err(|error| refused_events(error, whole))?;
+        match (whole, self.rows.is_empty()) {
+            (false, true) => Ok(()),
+            (false, false) => {
+                self.committing = true;
+                D::insert_events(connection, &self.rows).await.map_err(|error| refused_events(error, whole))
+            }
+            (true, true) => {
+                self.committing = true;
+                let committed = D::execute(connection, &Statement::new("COMMIT")).await;
+                committed.map(drop).map_err(|error| BatchError::Unsure(Arc::new(error)))
+            }
+            (true, false) => {
+                self.committing = true;
+                match D::insert_events_and_commit(connection, &self.rows).await {
+                    Ok(()) => Ok(()),
+                    Err(Uncommitted::Events(error)) => Err(refused_events(error, whole)),
+                    Err(Uncommitted::Commit(error)) => Err(BatchError::Unsure(Arc::new(error))),
+                }
+            }
         }
-        if whole {
-            self.committing = true;
-            let committed = D::execute(connection, &Statement::new("COMMIT")).await;
-            committed.map_err(|error| BatchError::Unsure(Arc::new(error)))?;
-        }
-        Ok(())
     }
 
-    /// Whether it goes out as one statement, which is a transaction by itself. A database in a file has nothing to gain from it.
+    /// Whether it goes out as one statement, which is a transaction by itself.
     fn is_one_statement<D: Dialect>(&self) -> bool {
-        let appends = |job: &Job| job.write.steps.is_empty() && job.write.returning.is_none();
+        let appends = |job: &Job| job.write.steps.is_empty();
         if self.jobs.iter().all(appends) {
-            return D::SHARED;
+            return true;
         }
         let Some(first) = self.jobs.first().and_then(|job| job.write.steps.first()) else { return false };
         let alike = |job: &Job| {
@@ -153,9 +159,7 @@ impl<'a> Batch<'a> {
                 && !matches!(step.expect, Expect::One(_))
                 && step.statement.words() == first.statement.words()
         };
-        D::SHARED
-            && self.jobs.iter().all(alike)
-            && (self.jobs.len() == 1 || D::alike_at_once(&first.statement))
+        self.jobs.iter().all(alike) && (self.jobs.len() == 1 || D::alike_at_once(&first.statement))
     }
 
     /// Takes the first steps of all writes, then the second ones, and so on; those of the same words together.
@@ -172,7 +176,12 @@ impl<'a> Batch<'a> {
                     places.iter().filter_map(|place| self.jobs.get(*place)?.write.steps.get(round)).collect();
                 let statements: Vec<&Statement> = steps.iter().map(|step| &step.statement).collect();
                 self.committing = !whole;
-                let changed = D::execute_alike(connection, &statements).await;
+                let changed = if whole && !self.begun {
+                    self.begun = true;
+                    D::begin_with(connection, &statements).await
+                } else {
+                    D::execute_alike(connection, &statements).await
+                };
                 let changed = changed.map_err(|error| if whole { error.into() } else { lone(error) })?;
                 for ((place, step), rows) in places.iter().zip(&steps).zip(changed) {
                     let Some(written) = outcomes.get_mut(*place) else { continue };
