@@ -47,6 +47,11 @@ impl Outbox {
         self.waiting.len() >= WAITING_MAX || self.waiting_bytes >= WAITING_MAX_BYTES
     }
 
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// Whether an append is in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.in_flight.is_some()

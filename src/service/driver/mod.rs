@@ -36,6 +36,8 @@ use crate::store::{Change, Commit, StoreError};
 
 /// How long a driver tries again when the database cannot be used, before it gives its harness up.
 const STORAGE_PATIENCE: Duration = Duration::from_secs(30);
+/// How many things in a row a harness may add to what it said before that is sent.
+const HELD_BACK_MAX: usize = 16;
 
 /// See the module.
 struct Driver {
@@ -186,6 +188,7 @@ impl Driver {
         if self.work.is_none() {
             self.live.rests_since(self.now());
         }
+        let mut held_back = 0;
         loop {
             if !self.outbox.is_busy()
                 && self.unsaved.is_some()
@@ -193,7 +196,12 @@ impl Driver {
             {
                 self.save_state().await?;
             }
-            self.outbox.send();
+            if self.says_more(held_back).await {
+                held_back += 1;
+            } else {
+                self.outbox.send();
+                held_back = 0;
+            }
             let (deadline, late_files) = (self.deadline(), self.late_files_due());
             let clock = &self.service.clock;
             tokio::select! {
@@ -217,6 +225,20 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Whether the harness has more to say already, which goes out with what waits instead of after it. Nothing is waited for: the
+    /// harness gets to run if it can, once. `held_back` is how often that was so since something was sent.
+    async fn says_more(&self, held_back: usize) -> bool {
+        if self.outbox.is_busy()
+            || self.outbox.is_empty()
+            || self.outbox.is_full()
+            || held_back >= HELD_BACK_MAX
+        {
+            return false;
+        }
+        tokio::task::yield_now().await;
+        self.harness.as_ref().is_some_and(|harness| !harness.is_quiet())
     }
 
     /// An append that could not be stored waits in the outbox; it is tried again for a while.
