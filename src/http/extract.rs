@@ -320,7 +320,7 @@ path_ids! {
     KeyPath(KeyId) from "key_id";
 }
 
-/// A plain name in the path.
+/// A plain name in the path; one with strokes in it may be in several parts.
 #[derive(Clone, Debug)]
 pub struct NamePath(pub String);
 
@@ -330,7 +330,8 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let params =
             RawPathParams::from_request_parts(parts, state).await.map_err(|_| ApiError::not_found())?;
-        params.iter().next().map(|(_, value)| Self(value.to_owned())).ok_or_else(ApiError::not_found)
+        let parts: Vec<&str> = params.iter().map(|(_, value)| value).collect();
+        Ok(Self(parts.join("/")))
     }
 }
 

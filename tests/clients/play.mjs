@@ -48,6 +48,8 @@ async function raised(call) {
 const models = [];
 for await (const model of await client.models.list()) models.push(model.id);
 const seen = { models };
+seen.model = (await client.models.retrieve("demo")).id;
+seen.no_model = await raised(() => client.models.retrieve("demo/none"));
 seen.completion = told(await ask("/say hello\n/usage 10 5"));
 const withUsage = { stream: true, stream_options: { include_usage: true } };
 seen.streamed = await toldStream(await ask("/say hello again\n/usage 10 5", withUsage));

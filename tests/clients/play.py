@@ -55,6 +55,8 @@ def named(answer, *names):
 
 def main():
     seen = {"models": [model.id for model in client.models.list()]}
+    seen["model"] = client.models.retrieve("demo").id
+    seen["no_model"] = raised(lambda: client.models.retrieve("demo/none"))
     seen["completion"] = told(ask("/say hello\n/usage 10 5"))
     chunks = ask("/say hello again\n/usage 10 5", stream=True, stream_options={"include_usage": True})
     seen["streamed"] = told_stream(chunks)

@@ -619,8 +619,14 @@ async fn the_models_are_the_harnesses_that_can_be_started() {
         models,
         json!({"object": "list", "data": [{"id": "demo", "object": "model", "created": 0, "owned_by": "ostler"}]})
     );
-    let stranger = api.anonymous().get("/v1/models").await;
-    refused(&stranger, 401, "unauthenticated");
+    let model = api.get("/v1/models/demo").await.expect(200);
+    assert_eq!(model, models["data"][0]);
+    for absent in ["none", "demo/none", "demo%2Fnone", "%FF"] {
+        refused(&api.get(&format!("/v1/models/{absent}")).await, 404, "not_found");
+    }
+    for path in ["/v1/models", "/v1/models/demo", "/v1/models/none/at/all"] {
+        refused(&api.anonymous().get(path).await, 401, "unauthenticated");
+    }
     // A prompt arrives once, whoever asks for its answer.
     let answer = complete(&api, ask("/say x")).await;
     let session = answer["ostler"]["session_id"].as_str().unwrap().to_owned();

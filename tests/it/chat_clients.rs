@@ -50,6 +50,8 @@ fn expected() -> Value {
     let null = || Value::Null;
     json!({
         "models": ["demo"],
+        "model": "demo",
+        "no_model": raised("NotFoundError", "not_found", json!(404), null()),
         "completion": told("hello", "stop", json!(15), 0),
         "streamed": told("hello again", "stop", json!(15), 0),
         "conversation": told("blue", "stop", null(), 0),

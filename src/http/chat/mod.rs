@@ -48,8 +48,8 @@ use crate::service::{
 
 /// The path of completions.
 pub(super) const COMPLETIONS: &str = "/v1/chat/completions";
-/// The path of the models' names.
-pub(super) const MODELS: &str = "/v1/models";
+/// The path of the models' names, and the beginning of those of each.
+const MODELS: &str = "/v1/models";
 
 /// The routes of the door.
 pub(super) fn routes() -> OpenApiRouter<Http> {
@@ -58,7 +58,7 @@ pub(super) fn routes() -> OpenApiRouter<Http> {
 
 /// Whether a route belongs to the door, and refuses in its shape.
 pub(super) fn is_door(route: &str) -> bool {
-    matches!(route, COMPLETIONS | MODELS)
+    route == COMPLETIONS || route.starts_with(MODELS)
 }
 
 /// Complete a chat, as OpenAI's clients ask for it.

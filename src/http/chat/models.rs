@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::routing::get;
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -10,12 +11,15 @@ use utoipa_axum::routes;
 
 use crate::http::Http;
 use crate::http::auth::Reads;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::extract::NamePath;
 use crate::http::views::View;
 use crate::service::{Availability, Service};
 
-/// The route.
+/// The routes. A client may leave the stroke in a name as it is.
 pub fn routes() -> OpenApiRouter<Http> {
-    OpenApiRouter::default().routes(routes!(list))
+    let routes = OpenApiRouter::default().routes(routes!(list)).routes(routes!(find));
+    routes.route("/v1/models/{harness}/{*model}", get(find))
 }
 
 /// A name that `model` may be.
@@ -49,13 +53,36 @@ pub struct ModelsView {
     responses((status = 200, description = "All of them", body = ModelsView)),
 )]
 async fn list(State(service): State<Arc<Service>>, _reader: Reads) -> View<ModelsView> {
+    View(ModelsView { object: "list", data: names(&service).map(ModelView::of).collect() })
+}
+
+/// Retrieve one of them.
+#[utoipa::path(
+    get, path = "/v1/models/{model}", tag = "chat", operation_id = "retrieve_model",
+    params(("model" = String, Path, description = "Its name")),
+    responses((status = 200, description = "It is one", body = ModelView)),
+)]
+async fn find(
+    State(service): State<Arc<Service>>,
+    _reader: Reads,
+    NamePath(asked): NamePath,
+) -> ApiResult<View<ModelView>> {
+    let found = names(&service).find(|name| *name == asked);
+    Ok(View(ModelView::of(found.ok_or_else(ApiError::not_found)?)))
+}
+
+impl ModelView {
+    fn of(id: String) -> Self {
+        Self { id, object: "model", created: 0, owned_by: "ostler" }
+    }
+}
+
+fn names(service: &Service) -> impl Iterator<Item = String> {
     let can_start =
         service.harnesses().iter().filter(|harness| harness.availability() == Availability::Available);
-    let view = |id: String| ModelView { id, object: "model", created: 0, owned_by: "ostler" };
-    let names = can_start.flat_map(|harness| {
+    can_start.flat_map(|harness| {
         let name = harness.name();
         let models = harness.models().into_iter().map(move |model| format!("{name}/{model}"));
         std::iter::once(name.to_owned()).chain(models)
-    });
-    View(ModelsView { object: "list", data: names.map(view).collect() })
+    })
 }

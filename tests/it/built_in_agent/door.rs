@@ -34,6 +34,9 @@ async fn a_chat_client_has_a_turn_of_the_agent_by_the_model_s_name() {
     let names = api.get("/v1/models").await.expect(200)["data"].clone();
     let names: Vec<_> = names.as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
     assert_eq!(names, ["agent", "agent/main", "demo"]);
+    for path in ["agent/main", "agent%2Fmain"] {
+        assert_eq!(api.get(&format!("/v1/models/{path}")).await.expect(200)["id"], "agent/main");
+    }
     for name in ["agent", "agent/main"] {
         let script = "/call list_files {}\n/next\n/say Nothing is there.\n/usage 4 2";
         let whole = api.post("/v1/chat/completions", ask(name, script, false)).await.expect(200);
