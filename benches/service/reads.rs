@@ -14,6 +14,7 @@ const LIVE: usize = 16;
 
 pub async fn run() {
     let (home, bare) = (Home::open().await, Floor::open().await);
+    home.service.run_background().await.unwrap();
     let cold = home.sessions(ROWS).await;
     let get = |id: &str| home.request("GET", &format!("/v1/sessions/{id}"), None);
     let cold: Vec<_> = cold.iter().map(|session| get(session.id.as_str())).collect();

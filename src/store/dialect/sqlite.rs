@@ -113,3 +113,67 @@ fn read(row: &SqliteRow, i: usize, kind: &str) -> sqlx::Result<Value> {
         _ => row.try_get(i).map(Value::Text),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sqlx::{Connection as _, SqliteConnection};
+
+    use super::*;
+
+    async fn connection() -> SqliteConnection {
+        let mut connection = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        let schema = "CREATE TABLE agent_harness_sessions (session_key INTEGER PRIMARY KEY, lease_epoch INTEGER);
+            CREATE TABLE events (session_key INTEGER, seq INTEGER NOT NULL, turn INTEGER, at INTEGER, kind TEXT, data TEXT,
+                UNIQUE (session_key, seq));
+            INSERT INTO agent_harness_sessions VALUES (1, 5), (2, 5), (3, 5);";
+        for statement in schema.split_inclusive(';') {
+            Sqlite::execute(&mut connection, &Statement::assembled(statement.into(), Vec::new()))
+                .await
+                .unwrap();
+        }
+        connection
+    }
+
+    fn event(seq: i64, epoch: Option<i64>) -> EventRow {
+        EventRow { session_key: 1, seq, turn: None, at: 0, kind: "text.delta", data: "{}".into(), epoch }
+    }
+
+    async fn count(connection: &mut SqliteConnection) -> Option<Value> {
+        let rows =
+            Sqlite::fetch(connection, &Statement::new("SELECT COUNT(*) AS n FROM events")).await.unwrap();
+        rows[0].get("n").cloned()
+    }
+
+    #[tokio::test]
+    async fn a_first_statement_that_changes_nothing_is_not_given_what_another_has_changed() {
+        let mut connection = connection().await;
+        let all = Statement::new("UPDATE agent_harness_sessions SET lease_epoch = 6");
+        assert_eq!(Sqlite::begin_with(&mut connection, &[&all]).await.unwrap(), [3]);
+        Sqlite::execute(&mut connection, &Statement::new("COMMIT")).await.unwrap();
+        let none =
+            Statement::new("UPDATE agent_harness_sessions SET lease_epoch = $1 WHERE session_key = $2");
+        let none = none.bind(7_i64).bind(9_i64);
+        assert_eq!(Sqlite::begin_with(&mut connection, &[&none]).await.unwrap(), [0]);
+        assert_eq!(Sqlite::execute_alike(&mut connection, &[&all, &none]).await.unwrap(), [3, 0]);
+        let again = Sqlite::begin_with(&mut connection, &[&all]).await;
+        assert!(again.is_err(), "a transaction has begun");
+    }
+
+    #[tokio::test]
+    async fn events_that_are_refused_are_told_from_a_commit_that_fails_and_nothing_of_either_is_kept() {
+        let mut connection = connection().await;
+        let touch = Statement::new("UPDATE agent_harness_sessions SET lease_epoch = 5");
+        Sqlite::begin_with(&mut connection, &[&touch]).await.unwrap();
+        Sqlite::insert_events_and_commit(&mut connection, &[event(1, Some(5))]).await.unwrap();
+        for refused in [event(1, None), event(2, Some(4))] {
+            Sqlite::begin_with(&mut connection, &[&touch]).await.unwrap();
+            let ended = Sqlite::insert_events_and_commit(&mut connection, &[refused]).await;
+            assert!(matches!(ended, Err(Uncommitted::Events(_))), "{ended:?}");
+            Sqlite::execute(&mut connection, &Statement::new("ROLLBACK")).await.unwrap();
+        }
+        assert_eq!(count(&mut connection).await, Some(Value::Int(Some(1))));
+        // Without a transaction there is nothing to commit.
+        let ended = Sqlite::insert_events_and_commit(&mut connection, &[event(2, None)]).await;
+        assert!(matches!(ended, Err(Uncommitted::Commit(_))), "{ended:?}");
+    }
+}
