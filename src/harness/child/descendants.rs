@@ -232,8 +232,10 @@ fn stat(pid: i32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the name in brackets, which may hold anything.
     let fields: Vec<&str> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
+    let threads: u64 = fields.get(17)?.parse().ok()?;
     Some(Stat {
-        zombie: matches!(*fields.first()?, "Z" | "X"),
+        // One whose first thread has ended looks like it, and runs on in the others.
+        zombie: matches!(*fields.first()?, "Z" | "X") && threads <= 1,
         parent: fields.get(1)?.parse().ok()?,
         session: fields.get(3)?.parse().ok()?,
         has_terminal: *fields.get(4)? != "0",
@@ -292,6 +294,35 @@ mod tests {
             agent.wait().unwrap();
         }
         assert_eq!(found, HashSet::from([expected]));
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_runs_on_and_is_killed() {
+        let script = "import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).syscall({'aarch64': 93}.get(platform.machine(), 60), 0)";
+        let mut child = std::process::Command::new("python3").args(["-c", script]).spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let state_is = |letter: &str| {
+            let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            text.rsplit_once(") ").unwrap().1.starts_with(letter)
+        };
+        let until = |holds: &dyn Fn() -> bool| {
+            let begun = std::time::Instant::now();
+            while !holds() {
+                assert!(begun.elapsed().as_secs() < 30, "it does not come about");
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+        };
+        until(&|| state_is("Z"));
+        let half = stat(pid).unwrap();
+        assert!(!half.zombie);
+        let found = Found { pid, started: half.started };
+        assert!(Table::read().has(&found));
+        assert_eq!(kill([&found]), 1);
+        until(&|| stat(pid).is_some_and(|stat| stat.zombie));
+        assert_eq!(kill([&found]), 0);
+        assert!(!child.wait().unwrap().success());
     }
 
     #[test]

@@ -150,15 +150,16 @@ impl Tree {
     }
 }
 
-/// Takes a look at the families of all agents, and at those that this process has adopted; whether there is anybody.
+/// Takes a look at the families of all agents, and at those that this process has adopted; whether there was anybody. Those that had
+/// ended count: what is reaped may leave others to this process, and what could not be reaped yet is looked at again.
 pub(super) fn look_at_all() -> bool {
     let view = View::take();
     for tree in &view.live {
         tree.remember(&view.table, view.table.family(tree.agent));
     }
-    view.reap_adopted();
+    let ended = view.reap_adopted();
     view.note_orphans();
-    !view.live.is_empty() || !view.adopted().is_empty()
+    !view.live.is_empty() || !view.adopted().is_empty() || ended > 0
 }
 
 impl View {
@@ -175,14 +176,17 @@ impl View {
         self.live.iter().map(|tree| tree.agent.pid).collect()
     }
 
-    fn reap_adopted(&self) {
+    // Gives how many have ended.
+    fn reap_adopted(&self) -> usize {
         if !ADOPTS.load(Ordering::Relaxed) {
-            return;
+            return 0;
         }
-        for pid in self.table.adopted_zombies(&self.agents()) {
+        let ended = self.table.adopted_zombies(&self.agents());
+        for pid in &ended {
             // By its number: whoever waits for just any child takes those that others wait for.
-            let _ = Pid::from_raw(pid).map(|pid| waitpid(Some(pid), WaitOptions::NOHANG));
+            let _ = Pid::from_raw(*pid).map(|pid| waitpid(Some(pid), WaitOptions::NOHANG));
         }
+        ended.len()
     }
 
     // Finds out whose the orphans are. Those that can be nobody's any more are killed.
