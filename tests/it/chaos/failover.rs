@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 
-use super::{bound, count};
+use super::count;
 use crate::replicas::{begin, idle_at};
+use crate::support::bound;
 use crate::support::fleet::Fleet;
 
 const TTL: Duration = Duration::from_secs(3);

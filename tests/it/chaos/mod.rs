@@ -13,9 +13,3 @@ mod watch;
 pub fn count(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
-
-/// The time that something may take: as long as is promised when the full figure is asked for, on a machine that has time for it,
-/// and three times as long in every other run, which is there to find what hangs.
-fn bound(variable: &str, promised: std::time::Duration) -> std::time::Duration {
-    if std::env::var(variable).is_ok() { promised } else { promised * 3 }
-}

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::clients::{Acknowledged, Crowd};
+use super::count;
 use super::watch::Watch;
-use super::{bound, count};
 use crate::support::api::Api;
 use crate::support::fleet::{Fleet, Random};
-use crate::support::within;
+use crate::support::{bound, within};
 
 const TTL: Duration = Duration::from_secs(2);
 

@@ -19,6 +19,17 @@ use std::time::Duration;
 /// Long enough for the slowest machine; a test that waits longer has found a hang.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// The time that something may take: as long as is promised when the full figure is asked for, on a machine that has time for it,
+/// and three times as long in every other run, which is there to find what hangs.
+pub fn bound(variable: &str, promised: Duration) -> Duration {
+    if std::env::var(variable).is_ok() { promised } else { promised * 3 }
+}
+
+/// Fails the test when something took so much longer than is promised that no busy machine explains it.
+pub fn assert_soon(took: Duration, promised: Duration) {
+    assert!(took < promised * 5, "{took:?}, where {promised:?} is promised");
+}
+
 /// Fails the test when `work` takes longer than [`DEADLINE`].
 pub async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
     match tokio::time::timeout(DEADLINE, work).await {

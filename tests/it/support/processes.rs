@@ -8,10 +8,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::within;
 
-/// Whether the process runs; one that is dead but not reaped does not.
+/// Whether the process runs; one that is dead but not reaped does not. One whose first thread has ended runs on in the others.
 pub fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
+    let threads = rest.split(' ').nth(17).and_then(|threads| threads.parse::<u32>().ok());
+    !rest.starts_with(['Z', 'X']) || threads.is_some_and(|threads| threads > 1)
 }
 
 /// The processes that are marked as belonging to the agent of a session.

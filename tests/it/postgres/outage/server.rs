@@ -8,6 +8,7 @@ use super::{lasts, seconds, until_well};
 use crate::chaos::clients::Crowd;
 use crate::chaos::storm::assert_all_is_well;
 use crate::support::api::Api;
+use crate::support::bound;
 use crate::support::fleet::{Fleet, Plan, Random};
 use crate::support::postgres::Cluster;
 
@@ -52,7 +53,8 @@ async fn storm(cluster: &Cluster, plan: Plan) {
     for Healed { fault, took, look } in &healed {
         println!("well {took:?} after the database was back: {fault}; {look:?} for a look when it was");
     }
-    let late: Vec<_> = healed.iter().filter(|healed| healed.took > AGAIN + healed.look).collect();
+    let again = bound("OSTLER_OUTAGE_SECONDS", AGAIN);
+    let late: Vec<_> = healed.iter().filter(|healed| healed.took > again + healed.look).collect();
     assert!(late.is_empty(), "{late:?}");
 }
 
