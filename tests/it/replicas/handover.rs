@@ -195,6 +195,11 @@ async fn f49_a_wish_for_what_nobody_holds_comes_about_though_its_taker_dies() {
 async fn f19_a_decision_beside_a_question_that_still_waits_is_delivered_though_its_taker_dies() {
     let mut fleet = Fleet::of(2).with(LONG).start().await;
     let session = id(&create_at(&fleet, 0, "/ask-all one {} | two {}").await);
+    let mut events = fleet.api(0).follow(&session, "").await;
+    for _ in ["one", "two"] {
+        within("both questions", events.until("approval.requested")).await;
+    }
+    drop(events);
     assert!(fleet.terminate(0).await.success());
     fleet.restart_with_fault(0, "decide.committed").await;
     let pending = fleet.api(1).session(&session).await["pending_approval"].clone();
