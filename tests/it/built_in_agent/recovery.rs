@@ -42,7 +42,8 @@ async fn killed_while_a_tool_runs_the_turn_is_interrupted_and_the_model_is_told(
     let session = create_detached(&server.api(), script, json!({})).await;
     let ledger = home.workspace(&session).join("ledger");
     within("the tool to run", async {
-        while !ledger.exists() {
+        // The shell makes the file before the command writes.
+        while std::fs::read_to_string(&ledger).unwrap_or_default().is_empty() {
             tokio::task::yield_now().await;
         }
     })
